@@ -1,0 +1,1 @@
+"""Calibration on a real GPU. Imports torch and cupy lazily; nothing here is needed to simulate."""

@@ -1,0 +1,1 @@
+"""lanesim: trace-driven simulation of LLM serving on GPUs."""

@@ -1,0 +1,69 @@
+"""Dense price tables of one (GPU, model, parallelism, profile): what the engine's loop looks up.
+
+All tables are flat and one-dimensional, so that the same source runs on numpy arrays under numba and on
+plain lists under CPython. The leading axis of each is the SM partition (index 0: the whole GPU). A price at
+run time is look-ups, multiplications and additions in one fixed order; everything else happens when the
+tables are made (`sim.cost.compile`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Prices(NamedTuple):
+    """Seconds and SM-seconds of one whole forward pass (all layers), by component.
+
+    With P partitions, M = max_tokens + 1, N = max_seqs + 1, S decode segments, Q and H prefill knots:
+
+    - `dense_graph_s[p*M + m]`, `dense_eager_s[p*M + m]`: linear layers, norms, rope, activation, KV write and
+      embedding for m tokens, launched as a CUDA graph (decode-only steps; padding to captured sizes included)
+      or eagerly (steps with a prefill chunk). `dense_graph_sm`, `dense_eager_sm`: SM-seconds with a resident warp.
+    - `head_s[p*N + n]`, `head_sm`: LM head and sampling for n sequences.
+    - decode attention of a batch of b sequences whose context sum is c tokens (each context includes the token
+      being computed): segment s = `dec_seg[min(c // b >> dec_shift, len(dec_seg) - 1)]`, then
+      `dec_a[(p*N + b)*S + s] + dec_b[(p*N + b)*S + s] * c` seconds; `dec_sm_a`, `dec_sm_b` SM-seconds.
+    - prefill attention of one chunk of q new tokens on h tokens of history: bilinear between the knots
+      i = `pre_qi[q]`, j = `pre_hi[min(h >> pre_shift, len(pre_hi) - 1)]` of `pre_s[(p*Q + i)*H + j]`
+      with knot positions `pre_q`, `pre_h` (as float) and inverse widths `pre_dq`, `pre_dh`
+      (width index i lies between knots i and i+1); `pre_sm` likewise. Several chunks in one pass add up,
+      less `pre_fixed_s[p]` (the kernels' fixed cost) for each chunk after the first.
+    - host: `host_graph_s[n]`, `host_eager_s[n]`: host time for a step of n sequences that the GPU can overlap;
+      `gap_graph_s`, `gap_eager_s` (length 1): time per step that cannot be hidden.
+      step = max(host, gpu) + gap.
+    - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
+    """
+
+    partitions: int
+    max_tokens: int
+    max_seqs: int
+    segments: int
+    q_knots: int
+    h_knots: int
+    dec_shift: int
+    pre_shift: int
+    dense_graph_s: Any
+    dense_eager_s: Any
+    dense_graph_sm: Any
+    dense_eager_sm: Any
+    head_s: Any
+    head_sm: Any
+    dec_seg: Any
+    dec_a: Any
+    dec_b: Any
+    dec_sm_a: Any
+    dec_sm_b: Any
+    pre_qi: Any
+    pre_hi: Any
+    pre_q: Any
+    pre_h: Any
+    pre_dq: Any
+    pre_dh: Any
+    pre_s: Any
+    pre_sm: Any
+    pre_fixed_s: Any
+    host_graph_s: Any
+    host_eager_s: Any
+    gap_graph_s: Any
+    gap_eager_s: Any
+    noise: Any

@@ -1,0 +1,51 @@
+"""What a finished run leaves behind: columns and counters, never engine objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+FINISHED, REJECTED, UNFINISHED = 0, 1, 2
+STATUS_NAMES = ("finished", "rejected", "unfinished")
+
+
+@dataclass
+class RunRecords:
+    """Raw outcome of one simulated run.
+
+    `requests`: one row a request, in workload order: `request_id`, `arrival_s`, `prompt_tokens`,
+    `output_tokens`, `slo_class` (name), `priority`, `replica` (-1 if never routed), `status` (name),
+    `reason` (why rejected, else ""), `first_scheduled_s`, `first_token_s`, `finish_s`, `max_itl_s`
+    (NaN where not reached), `generated_tokens`, `preemptions`.
+
+    `itl_s`, `itl_count`, `itl_end_s`: every gap between consecutive tokens of a request, pooled; equal gaps of
+    one step are one row with a count; `itl_end_s` is when the later token appeared.
+
+    `totals`: sums over the whole run, all replicas: `iterations`, `decisions`, `busy_s` (GPU time with a step in
+    flight, replica-seconds), `gpu_s` (without host time), `host_bound_s` (step time beyond the GPU's),
+    `dense_tokens`, `head_rows`, `prefill_pairs` (query-key pairs of causal prefill attention),
+    `prefill_kv_tokens` (keys read by prefill attention), `decode_kv_tokens`, `sm_active_s` (SM-seconds),
+    `kv_block_s` (used blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running
+    lengths), `launches_graph`, `launches_eager`, `flagged` (steps outside the profile's coverage).
+    `window_totals`: the same from the end of warm-up on.
+
+    `steps`: one row a launch if asked for: `replica`, `lane`, `start_s`, `end_s`, `sms`, `prefill_tokens`,
+    `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `graph`.
+    """
+
+    requests: pd.DataFrame
+    itl_s: NDArray[np.float64]
+    itl_count: NDArray[np.int64]
+    itl_end_s: NDArray[np.float64]
+    totals: dict[str, float]
+    window_totals: dict[str, float]
+    window_s: tuple[float, float]
+    end_s: float
+    num_blocks: int
+    block_size: int
+    replicas: int
+    steps: pd.DataFrame | None = None
+    notes: list[str] = field(default_factory=list)
