@@ -1,0 +1,306 @@
+"""The experiment file as pydantic models; every key of the format is here and nowhere else.
+
+Types are strict (a quoted number is not a number) and unknown keys are errors. Cross-field rules that need
+only the file stand here; names of models, GPUs and policies are checked by those who own them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A mapping in the file: strict types, no unknown keys, finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _tag(*names: str) -> Discriminator:
+    """Tell the forms of a value apart: a mapping by the key it holds, anything else as "plain"."""
+
+    def choose(value: Any) -> str:
+        if isinstance(value, dict):
+            return next((name for name in names if name in value), names[0])
+        if isinstance(value, BaseModel):
+            return next((name for name in names if hasattr(value, name)), names[0])
+        return "plain"
+
+    return Discriminator(choose)
+
+
+class Lognormal(Section):
+    """Lognormal token counts, rounded and held to [min, max]."""
+
+    median: Positive
+    sigma: NonNegative
+    min: Count | None = None
+    max: Count | None = None
+
+
+class LognormalLengths(Section):
+    lognormal: Lognormal
+
+
+class UniformLengths(Section):
+    uniform: Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UniformLengths:
+        if self.uniform[0] > self.uniform[1]:
+            raise ValueError(f"uniform: [{self.uniform[0]}, {self.uniform[1]}] must be [smallest, largest]")
+        return self
+
+
+class QuantileLengths(Section):
+    quantiles: str
+
+
+Lengths = Annotated[
+    Annotated[Count, Tag("plain")]
+    | Annotated[LognormalLengths, Tag("lognormal")]
+    | Annotated[UniformLengths, Tag("uniform")]
+    | Annotated[QuantileLengths, Tag("quantiles")],
+    _tag("lognormal", "uniform", "quantiles"),
+]
+
+
+class Factor(Section):
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+MaxNewTokens = Annotated[
+    Annotated[Literal["actual"], Tag("word")]
+    | Annotated[Count, Tag("plain")]
+    | Annotated[Factor, Tag("factor")],
+    Discriminator(lambda v: "word" if isinstance(v, str) else "plain" if isinstance(v, int) else "factor"),
+]
+
+
+# what a generated workload needs and a trace brings along
+GENERATED = ("arrivals", "num_prompts", "prompt_tokens", "output_tokens")
+
+
+class WorkloadSpec(Section):
+    """What arrives: a trace (a path or a bundled name) or generated requests."""
+
+    trace: str | None = None
+    arrivals: Literal["trace", "poisson", "gamma", "deterministic", "bursts", "closed-loop"] | None = None
+    num_prompts: Count | None = None
+    prompt_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    burstiness: Positive | None = None
+    max_concurrency: Count | None = None
+    max_requests: Count | None = None
+    window_s: Annotated[list[NonNegative], Field(min_length=2, max_length=2)] | None = None
+    on_overlength: Literal["reject", "truncate"] = "reject"
+    rescale: Literal["stretch", "redraw"] = "stretch"
+    max_new_tokens: MaxNewTokens = "actual"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadSpec:
+        if self.trace is None:
+            missing = [key for key in GENERATED if getattr(self, key) is None]
+            if missing == list(GENERATED):
+                raise ValueError("give `trace` (a path or a bundled name), or `arrivals` with token lengths")
+            if missing:
+                raise ValueError(f"generated requests need `{'`, `'.join(missing)}` too")
+            if self.arrivals == "trace":
+                raise ValueError("`arrivals: trace` replays a trace's own stamps and needs `trace`")
+        else:
+            extra = [key for key in GENERATED[1:] if getattr(self, key) is not None]
+            if extra:
+                raise ValueError(
+                    f"`{'`, `'.join(extra)}` belongs to generated requests, but `trace` is given"
+                    + ("; `max_requests` cuts a trace" if "num_prompts" in extra else "")
+                )
+        if self.window_s is not None and self.window_s[0] >= self.window_s[1]:
+            raise ValueError("`window_s` must be [start, end] with start < end")
+        if (self.arrivals == "closed-loop") != (self.max_concurrency is not None):
+            raise ValueError("`arrivals: closed-loop` and `max_concurrency` belong together")
+        if self.burstiness is not None and self.arrivals not in ("gamma", "poisson", "bursts"):
+            raise ValueError("`burstiness` shapes `arrivals: gamma` (1 is Poisson, smaller is burstier)")
+        return self
+
+
+class Parallel(Section):
+    tp: Count = 1
+    pp: Count = 1
+    ep: Count = 1
+    dp: Count = 1
+
+
+class PolicyEntry(BaseModel):
+    """A policy by name, `module:Class` or preset, with its knobs; the policy itself checks the knobs."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: Annotated[str, Field(min_length=1)]
+    label: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    def plain(self) -> str | dict[str, Any]:
+        """The entry as it would be written: a bare name when there is nothing else to say."""
+        entry = {k: v for k, v in self.model_dump().items() if v is not None}
+        return self.name if list(entry) == ["name"] else entry
+
+
+def _policy(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Policies = Annotated[
+    list[Annotated[PolicyEntry, BeforeValidator(_policy, json_schema_input_type=str | PolicyEntry)]],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+]
+
+
+class Sweep(Section):
+    request_rate: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Sweep:
+        if len(set(self.request_rate)) < len(self.request_rate):
+            raise ValueError("`request_rate` lists a rate twice")
+        return self
+
+
+class SloTargets(Section):
+    """Per-request limits; a request is good when it meets every one that is given."""
+
+    ttft_ms: Positive | None = None
+    tpot_ms: Positive | None = None
+    itl_ms: Positive | None = None
+    e2el_ms: Positive | None = None
+    ttft_ms_per_token: Positive | None = None
+
+
+class SloClass(SloTargets):
+    priority: int = 0
+
+
+class Slo(SloTargets):
+    attainment: Fraction = 0.99
+    classes: dict[str, SloClass] | None = None
+
+
+class Kernels(Section):
+    attention: Literal["serial", "streams", "hfuse", "batched", "pod"] = "serial"
+    launch: Literal["graph", "eager"] = "graph"
+    scale: dict[str, Positive] = {}
+
+
+class Noise(Section):
+    sigma: NonNegative
+    bias: float = 0.0
+
+
+class NoisyEstimator(Section):
+    noisy: Noise
+
+
+Estimator = Annotated[
+    Annotated[Literal["oracle", "analytic"], Tag("plain")] | Annotated[NoisyEstimator, Tag("noisy")],
+    _tag("noisy"),
+]
+
+
+class Memory(Section):
+    gpu_memory_utilization: Fraction | None = None
+    num_gpu_blocks: Count | None = None
+    block_size: Count | None = None
+    prefix_caching: bool = False
+
+
+class Pool(Section):
+    count: Count = 1
+    gpu: str | None = None
+    tp: Count = 1
+
+
+class Pools(Section):
+    prefill: Pool = Pool()
+    decode: Pool = Pool()
+
+
+class Link(Section):
+    bandwidth_gb_s: Positive | None = None
+    latency_us: NonNegative = 0.0
+    sharing: Literal["fair", "fifo"] = "fair"
+    overlap: Literal["layer", "none"] = "layer"
+
+
+class Measure(Section):
+    warmup_s: NonNegative = 0.0
+    drain: bool = True
+    horizon_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _order(self) -> Measure:
+        if self.horizon_s is not None and self.horizon_s <= self.warmup_s:
+            raise ValueError("`horizon_s` must lie after `warmup_s`")
+        return self
+
+
+class Experiment(Section):
+    """One experiment: policies x request rates x replicates on one model, GPU and workload."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(min_length=1)] = "experiment"
+    workload: WorkloadSpec
+    model: str
+    gpu: str
+    profile: str = "auto"
+    parallel: Parallel = Parallel()
+    replicas: Count = 1
+    router: str = "round-robin"
+    policies: Policies
+    sweep: Sweep | None = None
+    slo: Slo = Slo()
+    kernels: Kernels = Kernels()
+    estimator: Estimator = "analytic"
+    mechanism: Literal["green", "libsmctrl", "mps"] = "green"
+    memory: Memory = Memory()
+    pools: Pools | None = None
+    link: Link | None = None
+    power_cap_w: Positive | None = None
+    measure: Measure = Measure()
+    jitter: bool = True
+    strict: bool = False
+    seed: Annotated[int, Field(ge=0)] = 0
+    num_runs: Count = 1
+    resolved: dict[str, Any] | None = Field(
+        None, description="Written by simctl into a result folder: versions and content hashes; not an input."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        titles = [entry.title for entry in self.policies]
+        twice = next((t for t in titles if titles.count(t) > 1), None)
+        if twice is not None:
+            raise ValueError(f"policies: two entries are called '{twice}'; give each its own `label`")
+        rate_needed = self.workload.arrivals in ("poisson", "gamma", "deterministic", "bursts")
+        if rate_needed and self.sweep is None:
+            raise ValueError(
+                f"workload.arrivals: {self.workload.arrivals} needs `sweep: {{request_rate: [...]}}`"
+            )
+        if self.workload.arrivals == "closed-loop" and self.sweep is not None:
+            raise ValueError("sweep.request_rate does not fit `arrivals: closed-loop`, which has no rate")
+        return self
+
+    def rates(self) -> list[float | None]:
+        """Offered rates in requests/s; [None] for a trace at its own stamps or a closed loop."""
+        return list(self.sweep.request_rate) if self.sweep else [None]

@@ -1,0 +1,41 @@
+"""Keys that the format defines and this version cannot simulate: refused, never silently ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.config.schema import Experiment
+from sim.config.source import Key, Source, dotted
+from sim.errors import SimctlError
+
+# key, whether it asks for something that is not there, what that something is
+Rule = tuple[Key, Callable[[Experiment], bool], str]
+RULES: tuple[Rule, ...] = (
+    (("parallel", "tp"), lambda e: e.parallel.tp > 1, "tensor parallelism; the only value is 1"),
+    (("parallel", "pp"), lambda e: e.parallel.pp > 1, "pipeline parallelism; the only value is 1"),
+    (("parallel", "ep"), lambda e: e.parallel.ep > 1, "expert parallelism; the only value is 1"),
+    (("parallel", "dp"), lambda e: e.parallel.dp > 1, "data parallelism; use `replicas`"),
+    (("pools",), lambda e: e.pools is not None, "disaggregated pools; leave the key out"),
+    (("link",), lambda e: e.link is not None, "KV transfer between instances; leave the key out"),
+    (("power_cap_w",), lambda e: e.power_cap_w is not None, "a power cap; leave the key out"),
+    (("estimator",), lambda e: e.estimator != "analytic", "predicting policies; leave the key out"),
+    (("mechanism",), lambda e: e.mechanism != "green", "SM partitions; leave the key out"),
+    (
+        ("memory", "prefix_caching"),
+        lambda e: e.memory.prefix_caching,
+        "prefix caching; the only value is false",
+    ),
+    (("slo", "classes"), lambda e: e.slo.classes is not None, "SLO classes; leave the key out"),
+    (
+        ("kernels", "attention"),
+        lambda e: e.kernels.attention != "serial",
+        "co-run attention; the only value is serial",
+    ),
+)
+
+
+def refuse_unsupported(experiment: Experiment, source: Source) -> None:
+    """Raise SimctlError for the first key that asks for a feature which does not exist here."""
+    for key, asks, what in RULES:
+        if asks(experiment):
+            raise SimctlError(f"{source.where(key)}: `{dotted(key)}`: this version does not simulate {what}")
