@@ -48,7 +48,9 @@ class Workload:
         if not np.all(np.isfinite(self.arrival_s)) or np.any(np.diff(self.arrival_s) < 0):
             raise SimctlError(f"workload '{self.name}': arrival_s must be finite and sorted")
         if np.any(self.prompt_tokens < 1) or np.any(self.output_tokens < 1):
-            raise SimctlError(f"workload '{self.name}': every request needs at least one prompt and one output token")
+            raise SimctlError(
+                f"workload '{self.name}': every request needs at least one prompt and one output token"
+            )
 
     def __len__(self) -> int:
         return len(self.arrival_s)
