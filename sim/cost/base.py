@@ -1,0 +1,166 @@
+"""The interfaces of the cost model: a curve per operator, a profile of curves, and the priced whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sim.cost.gpu import GpuSpec
+from sim.cost.model import ModelSpec
+from sim.cost.prices import Prices
+from sim.cost.shapes import Floats, Launch, Shape, StepCost, Timing
+
+# the operators that a profile can hold a curve for; a name may carry a /variant
+OPERATORS = (
+    "gemm",
+    "prefill_attention",
+    "decode_attention",
+    "norm",
+    "rope",
+    "activation",
+    "kv_write",
+    "embedding",
+    "sampling",
+    "lm_head",
+)
+EXTRAPOLATION = ("raise", "flag", "clip")
+
+
+class Curve(Protocol):
+    """Time of one operator as a function of its shape and the SMs it is given.
+
+    `label`: `measured`, `fitted from SOURCE` or `extrapolated from SOURCE by RULE`. `extrapolation`: what
+    happens off `coverage` (a sentence; empty: unbounded): `raise`, `flag` (answer and flag) or `clip`.
+    """
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def coverage(self) -> str: ...
+
+    @property
+    def extrapolation(self) -> str: ...
+
+    def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
+        """Seconds and SM-seconds per array element; `clock`: SM clock relative to the profile's own."""
+        ...
+
+    def covered(self, shape: Shape, sms: int) -> bool:
+        """Does every element of the shape lie within the coverage?"""
+        ...
+
+    def fixed_s(self, shape: Shape) -> float:
+        """The part of a call's time that does not depend on how much it computes."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostTerms:
+    """Host time per step. `*_base_s` + layers x `*_layer_s` + sequences x `per_sequence_s` overlaps with the GPU;
+
+    the gaps do not. `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each
+    kernel launched by the host.
+    """
+
+    graph_base_s: float
+    piecewise_base_s: float
+    piecewise_layer_s: float
+    eager_base_s: float
+    eager_layer_s: float
+    per_sequence_s: float
+    gap_graph_s: float
+    gap_eager_s: float
+    label: str
+
+
+@dataclass(frozen=True)
+class EnergyTerms:
+    """Linear energy model: idle_w x time + j_per_flop x FLOPs + j_per_byte x HBM bytes, at most cap_w x time."""
+
+    idle_w: float
+    j_per_flop: float
+    j_per_byte: float
+    cap_w: float
+    label: str
+
+    def energy_j(self, seconds: float, flops: float, hbm_bytes: float) -> float:
+        """Joules of one GPU over that time."""
+        asked = self.idle_w * seconds + self.j_per_flop * flops + self.j_per_byte * hbm_bytes
+        return min(asked, self.cap_w * seconds)
+
+
+class Profile(Protocol):
+    """Curves, host and energy terms of one GPU."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def gpu(self) -> GpuSpec: ...
+
+    @property
+    def content_hash(self) -> str: ...
+
+    @property
+    def host(self) -> HostTerms: ...
+
+    @property
+    def energy(self) -> EnergyTerms: ...
+
+    def curve(self, operator: str) -> Curve:
+        """The curve of an operator, by full name (`gemm/qkv`) or by family (`gemm`)."""
+        ...
+
+
+class CostModel(Protocol):
+    """Pure functions from shapes to seconds, activity and bytes; no clock and no state."""
+
+    @property
+    def gpu(self) -> GpuSpec: ...
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def profile_hash(self) -> str: ...
+
+    def solo(self, launch: Launch, sms: int | None = None, sm_mhz: float | None = None) -> StepCost:
+        """Price of a launch that runs alone on `sms` SMs (None: all) at an SM clock (None: the profile's)."""
+        ...
+
+    def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
+        """Factors >= 1 on the solo times of two launches side by side on (SMs of a, SMs of b)."""
+        ...
+
+    def compile(
+        self,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_context: int,
+        partitions: Sequence[int] = (),
+        seed: int = 0,
+        replica: int = 0,
+        jitter: bool = False,
+        compiled: bool = True,
+    ) -> Prices:
+        """The price tables for steps of up to that size; `partitions`: SM counts beside the whole GPU."""
+        ...
+
+    def provenance(self) -> Mapping[str, str]:
+        """Label of each operator's curve, and of the host, energy and contention terms."""
+        ...
+
+
+__all__ = [
+    "EXTRAPOLATION",
+    "OPERATORS",
+    "CostModel",
+    "Curve",
+    "EnergyTerms",
+    "Floats",
+    "HostTerms",
+    "Profile",
+]

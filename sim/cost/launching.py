@@ -1,0 +1,75 @@
+"""How a step is launched: captured graph sizes, the token grid of the price tables, and host time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.cost.base import HostTerms
+from sim.cost.shapes import Floats, Ints
+from sim.cost.waves import ceil_div
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+MODES = ("graph", "eager")
+# batch sizes that vLLM captures by default (vllm:vllm/config, cudagraph_capture_sizes), up to 512
+MAX_CAPTURED = 512
+
+
+def captured_tokens(m: Any) -> Ints:
+    """The captured batch size that m tokens are padded to: 1, 2, 4, multiples of 8 to 256, of 16 to 512.
+
+    Larger batches aren't captured and keep their size.
+    """
+    m = np.asarray(m, dtype=np.int64)
+    small = np.where(m <= 2, m, np.where(m <= 4, 4, ceil_div(m, 8) * 8))
+    return np.where(m <= 256, small, np.where(m <= MAX_CAPTURED, ceil_div(m, 16) * 16, m))
+
+
+def grid_tokens(m: Any) -> Ints:
+    """The size at which linear layers are priced for m tokens: the next multiple of 8 to 256, 32 to 1024, 64.
+
+    GEMM time against tokens is a staircase, and the value of the next multiple up is nearer than a line
+    (own fits to public tables: median 0.6-1.4 % for multiples of 32, against 1.4-1.6 % for lines).
+    """
+    m = np.asarray(m, dtype=np.int64)
+    fine = np.where(m <= 16, m, ceil_div(m, 8) * 8)
+    return np.where(m <= 256, fine, np.where(m <= 1024, ceil_div(m, 32) * 32, ceil_div(m, 64) * 64))
+
+
+@dataclass(frozen=True)
+class Launching:
+    """Host time of steps under one launch mode: `graph` (full graphs for decode, piecewise ones for steps with
+    a chunk, as vLLM v1 does by default) or `eager` (the host launches every kernel)."""
+
+    mode: str
+    terms: HostTerms
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise SimctlError(
+                f"Unknown kernels.launch '{self.mode}'.{nearest(self.mode, MODES)} Use graph or eager."
+            )
+
+    def padded(self, m: Any, graph: bool) -> Ints:
+        """Tokens that the linear layers compute for a batch of m."""
+        return captured_tokens(m) if graph and self.mode == "graph" else np.asarray(m, dtype=np.int64)
+
+    def host_s(self, sequences: Any, graph: bool, layers: int) -> Floats:
+        """Host time that the GPU's work can overlap, for steps of so many sequences."""
+        t = self.terms
+        n = np.asarray(sequences, dtype=np.int64)
+        piecewise = t.piecewise_base_s + layers * t.piecewise_layer_s
+        if self.mode == "eager":
+            base: Any = t.eager_base_s + layers * t.eager_layer_s
+        elif graph:
+            base = np.where(n <= MAX_CAPTURED, t.graph_base_s, piecewise)
+        else:
+            base = piecewise
+        return np.asarray(base + t.per_sequence_s * n, dtype=np.float64)
+
+    def gap_s(self, graph: bool) -> float:
+        """Time per step that overlaps with nothing."""
+        return self.terms.gap_graph_s if graph and self.mode == "graph" else self.terms.gap_eager_s

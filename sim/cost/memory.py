@@ -1,0 +1,96 @@
+"""What fits into a GPU's memory: weights, a reserve for activations and the runtime, and KV blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.cost.gpu import GpuSpec
+from sim.cost.model import ModelSpec
+from sim.errors import SimctlError
+from sim.units import GIB
+
+# CUDA context, libraries, allocator slack and captured graphs: about what vLLM's start-up log shows for one GPU
+RUNTIME_BYTES = 1 * GIB
+# bytes per logit that a sampler holds at once: 16-bit logits, their 32-bit copy and the probabilities
+SAMPLER_BYTES_PER_LOGIT = 10
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one GPU by use. `budget_bytes` = gpu_memory_utilization x HBM, as vLLM counts it."""
+
+    budget_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    runtime_bytes: int
+    kv_bytes: int
+    block_size: int
+    num_blocks: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values fit."""
+        return self.num_blocks * self.block_size
+
+
+def activation_bytes(model: ModelSpec, max_tokens: int, max_seqs: int) -> int:
+    """Peak activations of a pass of `max_tokens`: residual, norm, FFN in and out, and the sampler's logits."""
+    widest = model.ffn_in_width + model.ffn + 4 * model.hidden
+    return max_tokens * widest * model.dtype_bytes + max_seqs * model.vocab * SAMPLER_BYTES_PER_LOGIT
+
+
+def plan_memory(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    *,
+    gpu_memory_utilization: float = 0.9,
+    block_size: int = 16,
+    num_gpu_blocks: int | None = None,
+    max_tokens: int = 8192,
+    max_seqs: int = 256,
+) -> MemoryPlan:
+    """KV blocks that fit beside weights and reserve; `num_gpu_blocks` overrides the count (vLLM's override).
+
+    `max_tokens` and `max_seqs` size the largest pass. SimctlError shows the arithmetic when weights and
+    reserve leave no room for a block.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise SimctlError(
+            f"memory.gpu_memory_utilization must be above 0 and at most 1, not {gpu_memory_utilization}."
+        )
+    if block_size < 1:
+        raise SimctlError(f"memory.block_size must be at least 1 token, not {block_size}.")
+    if num_gpu_blocks is not None and num_gpu_blocks < 1:
+        raise SimctlError(f"memory.num_gpu_blocks must be at least 1, not {num_gpu_blocks}.")
+    budget = int(gpu.hbm_bytes * gpu_memory_utilization)
+    weights, activations = model.weight_bytes(), activation_bytes(model, max_tokens, max_seqs)
+    room = budget - weights - activations - RUNTIME_BYTES
+    block_bytes = block_size * model.kv_bytes_per_token()
+    if room < block_bytes:
+        raise SimctlError(
+            f"{model.name} does not fit on {gpu.name}: {_gib(gpu.hbm_bytes)} x {gpu_memory_utilization:g} = "
+            f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
+            f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime, leaves "
+            f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."
+        )
+    blocks = room // block_bytes
+    if num_gpu_blocks is not None:
+        if num_gpu_blocks * block_bytes > gpu.hbm_bytes - weights:
+            raise SimctlError(
+                f"memory.num_gpu_blocks = {num_gpu_blocks} does not fit: {num_gpu_blocks} x {block_bytes / 2**20:.2f} "
+                f"MiB + {_gib(weights)} GiB of weights exceed the {_gib(gpu.hbm_bytes)} GiB of {gpu.name}."
+            )
+        blocks = num_gpu_blocks
+    return MemoryPlan(
+        budget_bytes=budget,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        runtime_bytes=RUNTIME_BYTES,
+        kv_bytes=blocks * block_bytes,
+        block_size=block_size,
+        num_blocks=blocks,
+    )
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.2f}"

@@ -1,0 +1,238 @@
+"""Shapes of dense decoder models: the built-in table and Hugging Face `config.json` files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# architectures whose layer is: norm, attention with an optional grouped KV, norm, plain or gated FFN
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "YiForCausalLM",
+    "OPTForCausalLM",
+)
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Shape of one dense decoder. `ffn` is the FFN's inner width; a gated FFN has two such projections.
+
+    `window` is the sliding attention window in tokens (None: full attention); `learned_positions` the rows of
+    a learned position table (0: none); `linear_bias` says whether the output and FFN projections carry biases.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_context: int
+    gated: bool = True
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    qk_norm: bool = False
+    rope: bool = True
+    learned_positions: int = 0
+    window: int | None = None
+    dtype: str = "bfloat16"
+    source: str = ""
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one weight, activation or cached key element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the query projection."""
+        return self.q_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Columns of the fused query, key and value projection."""
+        return (self.q_heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def ffn_in_width(self) -> int:
+        """Columns of the FFN's first projection: twice `ffn` when gated."""
+        return self.ffn * (2 if self.gated else 1)
+
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token leaves in the cache, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    def layer_params(self) -> int:
+        """Parameters of one layer, norms and biases included."""
+        linear = self.hidden * (self.qkv_width + self.q_width + self.ffn_in_width + self.ffn)
+        bias = self.qkv_width * self.qkv_bias + (2 * self.hidden + self.ffn_in_width) * self.linear_bias
+        # layer norms with a bias (OPT) hold two vectors, RMS norms one
+        norms = 2 * self.hidden * (2 if self.linear_bias else 1) + 2 * self.head_dim * self.qk_norm
+        return linear + bias + norms
+
+    def embedding_params(self) -> int:
+        """Parameters of the token and position tables."""
+        return (self.vocab + self.learned_positions) * self.hidden
+
+    def head_params(self) -> int:
+        """Parameters that the LM head reads (shared with the embedding when tied)."""
+        return self.vocab * self.hidden
+
+    def params(self) -> int:
+        """Parameters of the model; a tied head counts once."""
+        head = 0 if self.tied_embeddings else self.head_params()
+        final_norm = self.hidden * (2 if self.linear_bias else 1)
+        return self.layers * self.layer_params() + self.embedding_params() + head + final_norm
+
+    def weight_bytes(self) -> int:
+        """Bytes that the weights occupy in GPU memory."""
+        return self.params() * self.dtype_bytes
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = files("sim").joinpath("data/models/models.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
+
+
+@cache
+def _builtin() -> dict[str, ModelSpec]:
+    return {name: _checked(ModelSpec(name=name, **row)) for name, row in _data()["models"].items()}
+
+
+def list_models() -> list[ModelSpec]:
+    """The built-in models, in the order of the data file."""
+    return list(_builtin().values())
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """The built-in model of that name, or the model that a Hugging Face `config.json` describes.
+
+    Raises SimctlError for unknown names, unreadable files and architectures that are not plain dense decoders.
+    """
+    name = str(name_or_path)
+    models, aliases, refused = _builtin(), _data()["aliases"], _data()["unsupported"]
+    if name in models or name in aliases:
+        return models[aliases.get(name, name)]
+    if name in refused:
+        raise SimctlError(f"Model '{name}' is {refused[name]}, which is not modelled; use a dense decoder.")
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.is_file():
+        return read_config(path)
+    if path.suffix == ".json" or "/" in name:
+        raise SimctlError(f"Model file '{name}' does not exist; give a built-in name or a config.json.")
+    raise SimctlError(
+        f"Unknown model '{name}'.{nearest(name, [*models, *aliases])} "
+        "`simctl models` lists the built-in ones; the path of a Hugging Face config.json works too."
+    )
+
+
+def read_config(path: Path) -> ModelSpec:
+    """The model of a Hugging Face `config.json`; its name is that of the containing folder or file."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SimctlError(f"Model file '{path}' is not readable JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise SimctlError(
+            f"Model file '{path}' must hold one JSON object, as a Hugging Face config.json does."
+        )
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    return replace(from_config(config, where=str(path)), name=name.lower(), source=str(path))
+
+
+def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+    """The model that a Hugging Face configuration describes; `where` is named in errors."""
+    _refuse_other_architectures(config, where)
+    opt = config.get("model_type") == "opt" or "OPTForCausalLM" in (config.get("architectures") or ())
+    hidden = _whole(config, "hidden_size", where)
+    q_heads = _whole(config, "num_attention_heads", where)
+    head_dim = config.get("head_dim") or hidden // q_heads
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    if config.get("quantization_config"):
+        raise SimctlError(f"{where}: quantised weights are not modelled; use the bf16 or fp16 configuration.")
+    if dtype not in DTYPE_BYTES:
+        raise SimctlError(f"{where}: dtype '{dtype}' is not modelled; use one of {', '.join(DTYPE_BYTES)}.")
+    windowed = config.get("use_sliding_window", True) and not opt
+    max_context = _whole(config, "max_position_embeddings", where)
+    spec = ModelSpec(
+        name=str(config.get("_name_or_path") or "model"),
+        layers=_whole(config, "num_hidden_layers", where),
+        hidden=hidden,
+        q_heads=q_heads,
+        kv_heads=config.get("num_key_value_heads") or q_heads,
+        head_dim=head_dim,
+        ffn=_whole(config, "ffn_dim" if opt else "intermediate_size", where),
+        vocab=_whole(config, "vocab_size", where),
+        max_context=max_context,
+        gated=not opt,
+        tied_embeddings=bool(config.get("tie_word_embeddings", opt)),
+        qkv_bias=bool(config.get("attention_bias", opt or config.get("model_type") == "qwen2")),
+        linear_bias=opt,
+        qk_norm=config.get("model_type") == "qwen3",
+        rope=not opt,
+        learned_positions=max_context + 2 if opt else 0,
+        window=(config.get("sliding_window") or None) if windowed else None,
+        dtype=dtype,
+        source=where,
+    )
+    return _checked(spec, where)
+
+
+def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
+    if config.get("kv_lora_rank"):
+        raise SimctlError(f"{where}: multi-head latent attention (kv_lora_rank) is not modelled.")
+    if any((config.get(key) or 0) > 1 for key in EXPERT_KEYS):
+        raise SimctlError(f"{where}: mixtures of experts are not modelled; use a dense decoder.")
+    named = config.get("architectures") or []
+    if not any(name in ARCHITECTURES for name in named):
+        raise SimctlError(
+            f"{where}: architecture {', '.join(named) or '(none named)'} is not modelled; "
+            f"plain dense decoders are: {', '.join(ARCHITECTURES)}."
+        )
+
+
+def _whole(config: Mapping[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SimctlError(f"{where}: '{key}' must be a whole number above 0, not {value!r}.")
+    return value
+
+
+def _checked(spec: ModelSpec, where: str = "models.yaml") -> ModelSpec:
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        whole = isinstance(value, int) and not isinstance(value, bool) and field.name != "learned_positions"
+        if whole and value < 1:
+            raise SimctlError(f"{where}: '{field.name}' of {spec.name} must be above 0, not {value}.")
+    if spec.q_heads % spec.kv_heads:
+        raise SimctlError(
+            f"{where}: {spec.name} has {spec.q_heads} query heads, no multiple of its {spec.kv_heads} KV heads."
+        )
+    return spec

@@ -1,0 +1,282 @@
+"""Profiles: where a GPU's curves come from. `auto` takes a measured folder for the GPU if there is one, else `spec`.
+
+A profile folder holds `profile.yaml` (its schema is `FolderSchema`), `measurements/` (raw medians) and one file
+per curve. Operators that a folder has no curve for fall back to the spec profile, under its label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
+from sim.cost.gpu import GpuSpec
+from sim.cost.spec import RooflineCurve, roofline
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+T = TypeVar("T", HostTerms, EnergyTerms)
+
+SPEC_RULE = "roofline with waves"
+# operator family -> section of spec.yaml
+SECTIONS = {
+    "gemm": "gemm",
+    "lm_head": "gemm",
+    "prefill_attention": "prefill_attention",
+    "decode_attention": "decode_attention",
+    "norm": "elementwise",
+    "rope": "elementwise",
+    "activation": "elementwise",
+    "kv_write": "elementwise",
+    "embedding": "elementwise",
+    "sampling": "sampling",
+}
+
+
+@dataclass(frozen=True)
+class CurveProfile:
+    """A profile whose curves are all loaded; `curves` may hold a family (`gemm`) or a variant (`gemm/qkv`)."""
+
+    name: str
+    gpu: GpuSpec
+    content_hash: str
+    curves: Mapping[str, Curve]
+    host: HostTerms
+    energy: EnergyTerms
+
+    def curve(self, operator: str) -> Curve:
+        """The curve of an operator, by full name or by family."""
+        found = self.curves.get(operator) or self.curves.get(operator.split("/")[0])
+        if found is None:
+            raise SimctlError(f"Profile '{self.name}' has no curve for '{operator}'.")
+        return found
+
+
+@cache
+def _spec_data() -> dict[str, Any]:
+    text = files("sim").joinpath("data/profiles/spec.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
+
+
+def spec_terms(gpu: GpuSpec) -> dict[str, Any]:
+    """The spec profile's parameters for a GPU: the defaults with the GPU's own values on top."""
+    data = _spec_data()
+    own = data.get(gpu.name) or {}
+    merged: dict[str, Any] = {}
+    for section, values in data["default"].items():
+        over = own.get(section)
+        merged[section] = {**values, **(over or {})} if isinstance(values, dict) else over or values
+    return merged
+
+
+def spec_profile(gpu: GpuSpec) -> CurveProfile:
+    """The analytic profile of a GPU."""
+    terms = spec_terms(gpu)
+    label = f"extrapolated from {terms['source']} by {SPEC_RULE}"
+    curves = {
+        family: RooflineCurve(gpu, roofline(terms[section], f"spec.yaml, {section}"), label)
+        for family, section in SECTIONS.items()
+    }
+    return CurveProfile(
+        name=f"spec:{gpu.name}",
+        gpu=gpu,
+        content_hash=digest({"gpu": asdict(gpu), "terms": terms}),
+        curves=curves,
+        host=HostTerms(**terms["host"], label="extrapolated from first H200 measurements by assumption"),
+        energy=spec_energy(gpu, terms),
+    )
+
+
+def spec_energy(gpu: GpuSpec, terms: Mapping[str, Any]) -> EnergyTerms:
+    """Energy coefficients from two states: the best GEMM and the best stream draw their shares of the TDP."""
+    gemm_rate = gpu.peak_flops * terms["gemm"]["efficiency"]
+    stream_rate = gpu.hbm_bytes_per_s * terms["gemm"]["bandwidth_efficiency"]
+    share = terms["energy"]
+    return EnergyTerms(
+        idle_w=gpu.idle_w,
+        j_per_flop=(share["gemm_power"] * gpu.tdp_w - gpu.idle_w) / gemm_rate,
+        j_per_byte=(share["stream_power"] * gpu.tdp_w - gpu.idle_w) / stream_rate,
+        cap_w=gpu.tdp_w,
+        label="extrapolated from first H200 measurements by shares of the TDP",
+    )
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of a JSON-like value, independent of key order."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of all files of a profile folder."""
+    total = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        total.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+@dataclass(frozen=True)
+class CurveEntry:
+    """One curve of a folder: its form, its file and what is claimed for it."""
+
+    operator: str
+    form: str
+    file: str
+    label: str
+    coverage: str
+    extrapolation: str
+
+
+@dataclass(frozen=True)
+class FolderSchema:
+    """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms.
+
+    Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
+    optionally `coverage` (a sentence) and `extrapolation` (raise, flag or clip; default flag). Everything under
+    `about` (clocks, driver, versions, date, protocol, error table) is carried along unread.
+    """
+
+    name: str
+    gpu: str
+    curves: tuple[CurveEntry, ...]
+    host: Mapping[str, Any]
+    energy: Mapping[str, Any]
+
+
+SCHEMA_VERSION = 1
+FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "about")
+CURVE_KEYS = ("operator", "form", "file", "label", "coverage", "extrapolation")
+
+
+def read_schema(folder: Path) -> FolderSchema:
+    """`profile.yaml` of a folder, checked; SimctlError names the file and the key."""
+    path = folder / "profile.yaml"
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SimctlError(f"Profile file '{path}' is not readable: {error}.") from error
+    if not isinstance(data, dict):
+        raise SimctlError(f"{path} must hold a mapping with the keys {', '.join(FOLDER_KEYS)}.")
+    _known(data, FOLDER_KEYS, str(path))
+    if data.get("schema_version") != SCHEMA_VERSION:
+        raise SimctlError(
+            f"{path}: schema_version is {data.get('schema_version')!r}, but {SCHEMA_VERSION} is read."
+        )
+    for key in ("name", "gpu", "curves"):
+        if not data.get(key):
+            raise SimctlError(f"{path}: key '{key}' is missing.")
+    entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
+    return FolderSchema(data["name"], data["gpu"], entries, data.get("host") or {}, data.get("energy") or {})
+
+
+def _entry(row: Any, where: str) -> CurveEntry:
+    if not isinstance(row, dict):
+        raise SimctlError(f"{where} must be a mapping with the keys {', '.join(CURVE_KEYS)}.")
+    _known(row, CURVE_KEYS, where)
+    for key in ("operator", "form", "file", "label"):
+        if not isinstance(row.get(key), str):
+            raise SimctlError(f"{where}: key '{key}' is missing or no text.")
+    family = row["operator"].split("/")[0]
+    if family not in OPERATORS:
+        raise SimctlError(f"{where}: unknown operator '{row['operator']}'.{nearest(family, OPERATORS)}")
+    if row["form"] not in FORMS:
+        raise SimctlError(f"{where}: unknown form '{row['form']}'; known: {', '.join(FORMS)}.")
+    label = row["label"]
+    if label != "measured" and not label.startswith(("fitted from ", "extrapolated from ")):
+        raise SimctlError(
+            f"{where}: label '{label}' must be 'measured', 'fitted from …' or 'extrapolated from … by …'."
+        )
+    extrapolation = row.get("extrapolation", "flag")
+    if extrapolation not in EXTRAPOLATION:
+        raise SimctlError(f"{where}: extrapolation '{extrapolation}' is none of {', '.join(EXTRAPOLATION)}.")
+    return CurveEntry(
+        row["operator"], row["form"], row["file"], label, row.get("coverage", ""), extrapolation
+    )
+
+
+def _known(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in data:
+        if key not in keys:
+            raise SimctlError(f"{where}: unknown key '{key}'.{nearest(str(key), keys)}")
+
+
+def _roofline_form(path: Path, entry: CurveEntry, gpu: GpuSpec) -> Curve:
+    """Parameters of the spec profile's form, fitted or measured: a YAML mapping."""
+    terms = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(terms, dict):
+        raise SimctlError(f"{path} must hold a mapping of the roofline's parameters.")
+    section = spec_terms(gpu)[SECTIONS[entry.operator.split("/")[0]]]
+    return RooflineCurve(
+        gpu, roofline({**section, **terms}, str(path)), entry.label, entry.coverage, entry.extrapolation
+    )
+
+
+# form -> loader of (file, entry, GPU); measured tables register here
+FORMS: dict[str, Callable[[Path, CurveEntry, GpuSpec], Curve]] = {"roofline": _roofline_form}
+
+
+def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
+    """The profile of a folder, over the spec profile; refuses one that was made for another GPU."""
+    schema = read_schema(folder)
+    if schema.gpu != gpu.name:
+        raise SimctlError(
+            f"Profile '{folder}' is for {schema.gpu}, not for {gpu.name}; use profile: auto or one for {gpu.name}."
+        )
+    base = spec_profile(gpu)
+    curves = dict(base.curves)
+    for entry in schema.curves:
+        path = folder / entry.file
+        if not path.is_file():
+            raise SimctlError(f"{folder / 'profile.yaml'}: curve file '{entry.file}' does not exist.")
+        curves[entry.operator] = FORMS[entry.form](path, entry, gpu)
+    where = str(folder / "profile.yaml")
+    return CurveProfile(
+        name=schema.name,
+        gpu=gpu,
+        content_hash=digest([base.content_hash, folder_hash(folder)]),
+        curves=curves,
+        host=_overlay(base.host, schema.host, f"{where}, host"),
+        energy=_overlay(base.energy, schema.energy, f"{where}, energy"),
+    )
+
+
+def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:
+    known = asdict(base)
+    _known(values, tuple(known), where)
+    if values and "label" not in values:
+        raise SimctlError(f"{where}: key 'label' is missing; say where the values are from.")
+    return type(base)(**{**known, **values})
+
+
+def builtin_folders() -> dict[str, Path]:
+    """Profile folders that travel with the package, by name."""
+    root = Path(str(files("sim").joinpath("data/profiles")))
+    return {path.parent.name: path.parent for path in sorted(root.glob("*/profile.yaml"))}
+
+
+def load_profile(name: str, gpu: GpuSpec) -> CurveProfile:
+    """The profile of that name (`auto`, `spec`, a built-in one) or folder, for that GPU."""
+    folders = builtin_folders()
+    if name == "auto":
+        fitting = [folder for folder in folders.values() if read_schema(folder).gpu == gpu.name]
+        return load_folder(fitting[-1], gpu) if fitting else spec_profile(gpu)
+    if name in ("spec", f"spec:{gpu.name}"):
+        return spec_profile(gpu)
+    if name in folders:
+        return load_folder(folders[name], gpu)
+    path = Path(name).expanduser()
+    if (path / "profile.yaml").is_file():
+        return load_folder(path, gpu)
+    raise SimctlError(
+        f"Unknown profile '{name}'.{nearest(name, ['auto', 'spec', *folders])} "
+        "Give 'auto', 'spec', a built-in name or a folder with a profile.yaml."
+    )

@@ -1,0 +1,273 @@
+"""The cost model: operators of a model, priced by the curves of a profile, composed into whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sim.cost.base import Curve, EnergyTerms
+from sim.cost.contention import slowdown_factors
+from sim.cost.gpu import GpuSpec
+from sim.cost.launching import Launching, grid_tokens
+from sim.cost.memory import MemoryPlan, plan_memory
+from sim.cost.model import ModelSpec
+from sim.cost.operators import (
+    Operator,
+    calls,
+    decode_shape,
+    flops,
+    hbm_bytes,
+    layer_span,
+    linear_operators,
+    prefill_shape,
+)
+from sim.cost.prices import Prices
+from sim.cost.profile import CurveProfile, digest
+from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
+from sim.errors import SimctlError
+
+
+@dataclass(frozen=True)
+class ProfiledCost:
+    """Prices of one (model, GPU, profile); `scale` multiplies the time of operators by name (what-if)."""
+
+    model: ModelSpec
+    profile: CurveProfile
+    launching: Launching
+    scale: Mapping[str, float]
+
+    @property
+    def gpu(self) -> GpuSpec:
+        """The GPU of the profile."""
+        return self.profile.gpu
+
+    @property
+    def energy(self) -> EnergyTerms:
+        """Coefficients of the linear energy model."""
+        return self.profile.energy
+
+    @cached_property
+    def profile_hash(self) -> str:
+        """Hash of everything that decides a price: curves, GPU, model, launch mode, scale."""
+        return digest(
+            [
+                self.profile.content_hash,
+                asdict(self.model),
+                self.launching.mode,
+                asdict(self.launching.terms),
+                dict(self.scale),
+            ]
+        )
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """Linear and element-wise operators of a pass."""
+        return linear_operators(self.model)
+
+    def factor(self, operator: str) -> float:
+        """The what-if factor of an operator: that of its full name, else of its family, else 1."""
+        return self.scale.get(operator, self.scale.get(operator.split("/")[0], 1.0))
+
+    def timing(self, operator: str, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
+        """One call of an operator, what-if factor included."""
+        timing, factor = self.profile.curve(operator).timing(shape, sms, clock), self.factor(operator)
+        return timing if factor == 1.0 else Timing(timing.seconds * factor, timing.sm_s * factor)
+
+    def linear(self, rows: str, count: Ints, sms: int) -> Timing:
+        """Whole-pass cost of the operators whose size follows `tokens` or `sequences`, for an array of counts."""
+        seconds, sm_s = np.zeros(len(count)), np.zeros(len(count))
+        for operator in self.operators:
+            if operator.rows == rows:
+                one = self.timing(operator.name, operator.shape(count), sms)
+                times = calls(operator, self.model, None)
+                seconds += times * one.seconds
+                sm_s += times * one.sm_s
+        return Timing(seconds, sm_s)
+
+    def prefill(self, q: Ints, h: Ints, sms: int, clock: float = 1.0) -> Timing:
+        """One layer's prefill attention; SM-seconds leave out the fixed cost, which chunks of a pass share."""
+        timing = self.timing("prefill_attention", prefill_shape(self.model, q, h), sms, clock)
+        return replace(timing, sm_s=np.minimum(timing.sm_s, (timing.seconds - self.prefill_fixed_s()) * sms))
+
+    def prefill_fixed_s(self) -> float:
+        """Fixed cost of one layer's prefill attention call."""
+        one = np.ones(1, dtype=np.int64)
+        curve = self.profile.curve("prefill_attention")
+        return curve.fixed_s(prefill_shape(self.model, one, one)) * self.factor("prefill_attention")
+
+    def decode(self, batch: Ints, context_sum: Floats, sms: int, clock: float = 1.0) -> Timing:
+        """One layer's decode attention."""
+        return self.timing("decode_attention", decode_shape(self.model, batch, context_sum), sms, clock)
+
+    def solo(self, launch: Launch, sms: int | None = None, sm_mhz: float | None = None) -> StepCost:
+        """Price of a launch alone on `sms` SMs (None: all) at an SM clock (None: the profile's own)."""
+        width = self.gpu.sms if sms is None else sms
+        if not 0 < width <= self.gpu.sms:
+            raise SimctlError(f"{width} SMs were asked for, but {self.gpu.name} has 1 to {self.gpu.sms}.")
+        if launch.attention != "serial":
+            raise SimctlError(f"kernels.attention '{launch.attention}' is not priced; use serial.")
+        clock = 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz
+        flags: list[str] = []
+        parts = [
+            *self._linear_parts(launch, width, clock, flags),
+            *self._attention_parts(launch, width, clock, flags),
+        ]
+        return self._compose(launch, tuple(parts), tuple(flags), width)
+
+    def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
+        sizes = {"tokens": grid_tokens(self.launching.padded([launch.tokens], launch.graph))}
+        sizes["sequences"] = grid_tokens([launch.sequences])
+        parts = []
+        for operator in self.operators:
+            times = calls(operator, self.model, launch.layers)
+            count = sizes[operator.rows]
+            if times and count[0]:
+                shape = operator.shape(count)
+                timing = self.timing(operator.name, shape, sms, clock)
+                self._check(operator.name, shape, sms, flags)
+                parts.append(self._part(operator.name, times, shape, timing))
+        return parts
+
+    def _attention_parts(
+        self, launch: Launch, sms: int, clock: float, flags: list[str]
+    ) -> list[OperatorCost]:
+        layers, _, _ = layer_span(self.model, launch.layers)
+        parts = []
+        if launch.chunks:
+            q, h = (np.array(column, dtype=np.int64) for column in zip(*launch.chunks, strict=True))
+            shape: Shape = prefill_shape(self.model, q, h)
+            timing = self.prefill(q, h, sms, clock)
+            shared = (len(q) - 1) * self.prefill_fixed_s()
+            self._check("prefill_attention", shape, sms, flags)
+            parts.append(self._part("prefill_attention", layers, shape, timing, shared))
+        if launch.decode_batch:
+            batch = np.array([launch.decode_batch], dtype=np.int64)
+            context = np.array([launch.decode_context_sum], dtype=np.float64)
+            shape = decode_shape(self.model, batch, context)
+            self._check("decode_attention", shape, sms, flags)
+            parts.append(
+                self._part("decode_attention", layers, shape, self.decode(batch, context, sms, clock))
+            )
+        return parts
+
+    def _check(self, operator: str, shape: Shape, sms: int, flags: list[str]) -> None:
+        curve: Curve = self.profile.curve(operator)
+        if curve.covered(shape, sms):
+            return
+        if curve.extrapolation == "raise":
+            raise SimctlError(
+                f"{operator} on {sms} SMs lies outside the coverage of profile '{self.profile.name}' ({curve.coverage})."
+            )
+        flags.append(f"{operator}: outside {curve.coverage}")
+
+    def _part(
+        self, name: str, times: int, shape: Shape, timing: Timing, shared_s: float = 0.0
+    ) -> OperatorCost:
+        return OperatorCost(
+            name=name,
+            calls=times,
+            seconds=times * (float(np.sum(timing.seconds)) - shared_s),
+            sm_s=times * float(np.sum(timing.sm_s)),
+            flops=times * float(np.sum(flops(shape))),
+            hbm_bytes=times * float(np.sum(hbm_bytes(shape))),
+            label=self.profile.curve(name).label,
+        )
+
+    def _compose(
+        self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...], sms: int
+    ) -> StepCost:
+        gpu_s = sum(part.seconds for part in parts)
+        work, moved = sum(part.flops for part in parts), sum(part.hbm_bytes for part in parts)
+        layers, _, _ = layer_span(self.model, launch.layers)
+        host = float(self.launching.host_s(launch.sequences, launch.graph, layers))
+        step_s = max(host, gpu_s) + self.launching.gap_s(launch.graph)
+        energy = self.energy.energy_j(step_s, work, moved)
+        return StepCost(
+            gpu_s=gpu_s,
+            step_s=step_s,
+            demand=self._demand(gpu_s, work, moved),
+            sm_active=sum(part.sm_s for part in parts),
+            tensor_active=work / self.gpu.peak_flops * self.gpu.sms,
+            hbm_bytes=moved,
+            flops=work,
+            watts=energy / step_s,
+            by_operator=parts,
+            flags=flags,
+        )
+
+    def _demand(self, gpu_s: float, work: float, moved: float) -> Demand:
+        if gpu_s <= 0:
+            return Demand(0.0, 0.0, 0.0, 0.0)
+        power = self.energy.energy_j(gpu_s, work, moved) / gpu_s / self.energy.cap_w
+        hbm = min(moved / gpu_s / self.gpu.hbm_bytes_per_s, 1.0)
+        # nothing is known yet of traffic that stays in L2: what comes from memory passes through it
+        return Demand(hbm=hbm, l2=hbm, tensor=work / gpu_s / self.gpu.peak_flops, power=power)
+
+    def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
+        """Factors >= 1 on the solo times of two launches side by side; see `sim.cost.contention`."""
+        return slowdown_factors(self.solo(a, split[0]).demand, self.solo(b, split[1]).demand, split, overlap)
+
+    def compile(
+        self,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_context: int,
+        partitions: Sequence[int] = (),
+        seed: int = 0,
+        replica: int = 0,
+        jitter: bool = False,
+        compiled: bool = True,
+    ) -> Prices:
+        """Price tables; see `sim.cost.compile.compile_prices`."""
+        from sim.cost.compile import Limits, compile_prices
+
+        limits = Limits(max_tokens, max_seqs, max_context, tuple(partitions))
+        return compile_prices(self, limits, seed=seed, replica=replica, jitter=jitter, compiled=compiled)
+
+    def memory(self, **knobs: Any) -> MemoryPlan:
+        """KV blocks that fit; knobs as `sim.cost.memory.plan_memory` takes them."""
+        return plan_memory(self.model, self.gpu, **knobs)
+
+    def provenance(self) -> dict[str, str]:
+        """Label of each operator's curve, and of the host, energy and contention terms."""
+        from sim.cost.contention import LABEL
+
+        names = [*(operator.name for operator in self.operators), "prefill_attention", "decode_attention"]
+        labels = {name: self.profile.curve(name).label for name in names}
+        scaled = {
+            name: f"{label}, scaled by {self.factor(name):g}"
+            for name, label in labels.items()
+            if self.factor(name) != 1.0
+        }
+        return {
+            **labels,
+            **scaled,
+            "host": self.launching.terms.label,
+            "energy": self.energy.label,
+            "contention": LABEL,
+        }
+
+
+def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec) -> dict[str, float]:
+    """`kernels.scale` as floats; SimctlError for operators that this model does not run."""
+    from sim.suggest import nearest
+
+    names = [
+        *(operator.name for operator in linear_operators(model)),
+        "prefill_attention",
+        "decode_attention",
+    ]
+    valid = {*names, *(name.split("/")[0] for name in names)}
+    checked = {}
+    for name, factor in (scale or {}).items():
+        if name not in valid:
+            raise SimctlError(f"kernels.scale: unknown operator '{name}'.{nearest(name, sorted(valid))}")
+        if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
+            raise SimctlError(f"kernels.scale.{name} must be a factor of 0 or more, not {factor!r}.")
+        checked[name] = float(factor)
+    return checked
