@@ -1,0 +1,63 @@
+"""Shapes of the models whose kernels are measured: dimensions only, weights are random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+ROLES = ("qkv", "o", "gate_up", "down", "lm_head")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder with grouped-query attention and a gated MLP; bf16 weights and KV cache."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+
+    def linear(self, role: str) -> tuple[int, int]:
+        """(n, k) of the linear layer `role`: out = x[m, k] @ weight[n, k].T."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "qkv": (q + 2 * kv, self.hidden),
+            "o": (self.hidden, q),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "lm_head": (self.vocab, self.hidden),
+        }[role]
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's four linear layers."""
+        return sum(n * k for n, k in map(self.linear, ROLES[:4]))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * 2
+
+
+# dimensions from the models' published config.json files
+MODELS = {
+    shape.name: shape
+    for shape in (
+        ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
+        ModelShape("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256),
+        ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064),
+    )
+}
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape called `name`; raises SimctlError naming the nearest one."""
+    if name not in MODELS:
+        raise SimctlError(f"Model '{name}' has no calibration shapes.{nearest(name, MODELS)}")
+    return MODELS[name]
