@@ -1,0 +1,417 @@
+"""The lane: one thing running at a time. Launch a plan, price it, commit what has ended.
+
+A launch may be a burst: several steps of the same plan, priced at once. Only their ends are recorded; nothing is
+committed before someone asks for the state at a time (`settle`) and an arrival cuts the burst at the first
+boundary at or after it (`truncate`). Step by step and in bursts the same additions happen in the same order,
+so the results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.cost.step import (
+    decode_attention_s,
+    decode_attention_sm,
+    dense_s,
+    dense_sm,
+    head_s,
+    head_sm,
+    prefill_attention_s,
+    prefill_attention_sm,
+)
+from sim.engine.cohort import (
+    add_ready,
+    drop_partial,
+    fail,
+    finish,
+    join,
+    leave,
+    log_gap,
+    open_epoch,
+    preempt,
+    widen_epochs,
+)
+from sim.engine.layout import (
+    BLOCK,
+    BURST,
+    BURST_CAP,
+    BUSY,
+    BUSY_S,
+    COHORT,
+    COMMITTED,
+    CONTEXT,
+    DECISIONS,
+    DECODE,
+    DECODE_ALL,
+    DECODE_KV,
+    DENSE_TOKENS,
+    E_BLOCKS,
+    E_CHUNK,
+    E_PHASE,
+    E_SLOTS,
+    E_TABLE,
+    E_ZERO,
+    EAGER_LAUNCHES,
+    ERROR,
+    FREE,
+    GPU_S,
+    GRAPH_LAUNCHES,
+    GUARD,
+    HEAD_ROWS,
+    HELD,
+    HOST_BOUND_S,
+    IN_CHUNKS,
+    IN_DECODE,
+    IN_GPU_S,
+    IN_HOST_S,
+    IN_SM_S,
+    IN_TOKENS,
+    ITERATIONS,
+    KV_BLOCK_S,
+    LAST_END,
+    LOG_CAP,
+    LOG_STEPS,
+    N_CHUNKS,
+    N_DONE,
+    N_HEAP,
+    N_HOLD,
+    N_JOINING,
+    N_LOG,
+    N_PARTIAL,
+    N_PREEMPT,
+    N_READY,
+    N_RUN,
+    N_STEPLOG,
+    N_WAIT,
+    NOW,
+    PAIRS,
+    PART,
+    PREFILL,
+    PREFILL_KV,
+    PURE_DECODES,
+    READY,
+    REPEAT,
+    SM_S,
+    STEP,
+    STEP_START,
+    TO_BACK,
+    TOTAL,
+    WAITING,
+)
+from sim.engine.queues import push_running, remove_waiting
+from sim.jit import jit
+
+
+@jit
+def _decode_gpu_s(p: Any, part: int, batch: int, context: int) -> float:
+    seconds: float = dense_s(p, part, batch, True)
+    return seconds + head_s(p, part, batch) + decode_attention_s(p, part, batch, context)
+
+
+@jit
+def _decode_sm_s(p: Any, part: int, batch: int, context: int) -> float:
+    sm_seconds: float = dense_sm(p, part, batch, True)
+    return sm_seconds + head_sm(p, part, batch) + decode_attention_sm(p, part, batch, context)
+
+
+@jit
+def _step_s(p: Any, gpu_s: float, host_s: float, gap_s: float, number: int) -> float:
+    """Whole step: the longer of GPU and host, what cannot be hidden, jitter of this step's number."""
+    longer = gpu_s if gpu_s >= host_s else host_s
+    seconds: float = (longer + gap_s) * p.noise[number % len(p.noise)]
+    return seconds
+
+
+@jit
+def begin(q: Any, r: Any, p: Any, limit: float) -> bool:
+    """Commit what ends before `limit`; True if the lane then waits for a decision before `limit`."""
+    iv = r.iv
+    if iv[BUSY] == 1:
+        end = r.ends[iv[BURST] - 1]
+        if end >= limit:
+            return False
+        settle(q, r, p, end)
+    if iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
+        return False
+    return bool(iv[N_WAIT] + iv[N_RUN] > 0 and r.fv[NOW] < limit and iv[ERROR] == 0)
+
+
+@jit
+def settle(q: Any, r: Any, p: Any, t: float) -> None:
+    """Bring the state to time t: commit every step in flight that ends at or before it."""
+    iv = r.iv
+    if iv[BUSY] == 0:
+        return
+    while iv[COMMITTED] < iv[BURST] and r.ends[iv[COMMITTED]] <= t:
+        _commit_step(q, r, p, r.ends[iv[COMMITTED]])
+    if iv[COMMITTED] == iv[BURST]:
+        iv[BUSY] = 0
+        r.fv[NOW] = r.ends[iv[BURST] - 1]
+
+
+@jit
+def truncate(r: Any) -> float:
+    """Cut a settled burst behind the step in flight; returns that step's end."""
+    iv = r.iv
+    iv[BURST] = iv[COMMITTED] + 1
+    end: float = r.ends[iv[COMMITTED]]
+    return end
+
+
+@jit
+def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
+    iv, fv = r.iv, r.fv
+    start = fv[STEP_START]
+    seconds = end - start
+    batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
+    chunks, tokens = iv[IN_CHUNKS], iv[IN_TOKENS]
+    context = iv[CONTEXT] + batch if batch > 0 else 0
+    if iv[IN_DECODE] == 1:
+        iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
+    if chunks == 0:
+        gpu_s = _decode_gpu_s(p, iv[PART], batch, context)
+        sm_s = _decode_sm_s(p, iv[PART], batch, context)
+        host_s = p.host_graph_s[batch]
+        iv[GRAPH_LAUNCHES] += 1
+        iv[PURE_DECODES] += 1
+    else:
+        gpu_s, sm_s, host_s = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_HOST_S]
+        iv[EAGER_LAUNCHES] += 1
+    iv[ITERATIONS] += 1
+    iv[DENSE_TOKENS] += tokens + batch
+    iv[HEAD_ROWS] += chunks + batch
+    iv[DECODE_KV] += context
+    fv[BUSY_S] += seconds
+    fv[GPU_S] += gpu_s
+    if host_s > gpu_s:
+        fv[HOST_BOUND_S] += host_s - gpu_s
+    fv[SM_S] += sm_s
+    fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE]) * seconds
+    if iv[LOG_STEPS] == 1:
+        _log_step(r, q, start, end, tokens, chunks, batch, context)
+    if iv[IN_DECODE] == 1:
+        _commit_decode(q, r, end)
+    for c in range(chunks):
+        _commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
+    fv[STEP_START] = end
+    iv[COMMITTED] += 1
+
+
+@jit
+def _log_step(
+    r: Any, q: Any, start: float, end: float, tokens: int, chunks: int, batch: int, context: int
+) -> None:
+    history = 0
+    for c in range(chunks):
+        history += q.computed[r.chunk_id[c]]
+    at = r.iv[N_STEPLOG] * 7
+    r.steplog[at] = start
+    r.steplog[at + 1] = end
+    r.steplog[at + 2] = float(tokens)
+    r.steplog[at + 3] = float(chunks)
+    r.steplog[at + 4] = float(history)
+    r.steplog[at + 5] = float(batch)
+    r.steplog[at + 6] = float(context)
+    r.iv[N_STEPLOG] += 1
+
+
+@jit
+def _commit_decode(q: Any, r: Any, end: float) -> None:
+    iv = r.iv
+    joining = iv[N_JOINING]
+    veterans = iv[COHORT] - joining
+    if veterans > 0:
+        gap = end - r.fv[LAST_END]
+        log_gap(r, gap, end, veterans)
+        widen_epochs(r, gap)
+    for n in range(joining):
+        i = r.ready[n]
+        gap = end - q.last_s[i]
+        log_gap(r, gap, end, 1)
+        q.max_itl_s[i] = max(q.max_itl_s[i], gap)
+    iv[CONTEXT] += iv[COHORT]
+    iv[STEP] += 1
+    r.fv[LAST_END] = end
+    if joining > 0:
+        open_epoch(q, r, iv[STEP])
+        iv[N_READY] -= joining
+        iv[N_JOINING] = 0
+        for n in range(iv[N_READY]):
+            r.ready[n] = r.ready[n + joining]
+    while iv[N_HEAP] > 0 and r.heap_key[0] == iv[STEP]:
+        i = r.heap_id[0]
+        leave(q, r, i)
+        finish(q, r, i, end)
+
+
+@jit
+def _commit_chunk(q: Any, r: Any, i: int, tokens: int, end: float) -> None:
+    q.computed[i] += tokens
+    if q.computed[i] < q.target[i]:
+        return
+    drop_partial(r, i)
+    if q.generated[i] == 0:
+        q.first_token_s[i] = end
+    else:
+        gap = end - q.last_s[i]
+        log_gap(r, gap, end, 1)
+        q.max_itl_s[i] = max(q.max_itl_s[i], gap)
+    q.generated[i] += 1
+    q.last_s[i] = end
+    if q.generated[i] == q.output[i]:
+        finish(q, r, i, end)
+    else:
+        add_ready(q, r, i)
+
+
+@jit
+def _take_chunk(q: Any, r: Any, a: Any, c: int) -> None:
+    """Validate chunk c of the plan, admit its request if it waits, and hold its blocks."""
+    iv = r.iv
+    i, tokens = a.chunk_id[c], a.chunk_tokens[c]
+    if q.phase[i] == WAITING:
+        if iv[N_RUN] + 1 >= len(r.ready):
+            fail(r, E_SLOTS, i)
+            return
+        remove_waiting(q, r, i, r.fv[NOW])
+        push_running(q, r, i, r.fv[NOW])
+        if q.first_scheduled_s[i] != q.first_scheduled_s[i]:
+            q.first_scheduled_s[i] = r.fv[NOW]
+        q.phase[i] = PREFILL
+        r.partial[iv[N_PARTIAL]] = i
+        iv[N_PARTIAL] += 1
+    elif q.phase[i] != PREFILL:
+        fail(r, E_PHASE, i)
+        return
+    # `joined` means nothing before decoding: it marks the decision in which a chunk was taken
+    if q.joined[i] == -iv[DECISIONS]:
+        fail(r, E_ZERO, i)
+        return
+    q.joined[i] = -iv[DECISIONS]
+    if tokens < 1 or tokens > q.target[i] - q.computed[i]:
+        fail(r, E_CHUNK, i)
+        return
+    reserve = max(a.chunk_reserve[c], q.computed[i] + tokens)
+    need = -(-min(reserve, q.target[i]) // iv[BLOCK]) - q.blocks[i]
+    if need > iv[FREE]:
+        fail(r, E_BLOCKS, i)
+        return
+    if need > 0:
+        iv[FREE] -= need
+        q.blocks[i] += need
+    r.chunk_id[c] = i
+    r.chunk_tokens[c] = tokens
+
+
+@jit
+def _form_cohort(q: Any, r: Any, a: Any) -> None:
+    """Members that are to sit out leave; ready requests that may decode join, in order."""
+    iv = r.iv
+    for n in range(a.iv[N_HOLD]):
+        i = a.hold[n]
+        if q.phase[i] == DECODE:
+            leave(q, r, i)
+            add_ready(q, r, i)
+        elif q.phase[i] != READY:
+            fail(r, E_PHASE, i)
+            return
+        q.phase[i] = HELD
+    joining = 0
+    for n in range(iv[N_READY]):
+        i = r.ready[n]
+        if q.phase[i] == READY:
+            # stable partition: joiners in front, held ones behind
+            for m in range(n, joining, -1):
+                r.ready[m] = r.ready[m - 1]
+            r.ready[joining] = i
+            joining += 1
+    iv[N_JOINING] = joining
+    for n in range(joining):
+        join(q, r, r.ready[n])
+    for n in range(joining, iv[N_READY]):
+        q.phase[r.ready[n]] = READY
+
+
+@jit
+def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
+    """Carry out the plan: evict, admit, allocate, price, launch. False if nothing was launched."""
+    iv, fv = r.iv, r.fv
+    now = fv[NOW]
+    iv[DECISIONS] += 1
+    for n in range(a.iv[N_PREEMPT]):
+        preempt(q, r, a.preempt[n], a.iv[TO_BACK] == 0, now)
+    tokens, chunks = 0, a.iv[N_CHUNKS]
+    attention_s, attention_sm, pairs, keys = 0.0, 0.0, 0, 0
+    for c in range(chunks):
+        _take_chunk(q, r, a, c)
+        if iv[ERROR] != 0:
+            return False
+        size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]]
+        tokens += size
+        if tokens > p.max_tokens:
+            fail(r, E_TABLE, r.chunk_id[c])
+            return False
+        attention_s += prefill_attention_s(p, iv[PART], size, history)
+        attention_sm += prefill_attention_sm(p, iv[PART], size, history)
+        pairs += size * history + size * (size + 1) // 2
+        keys += size + history
+    batch = 0
+    if a.iv[DECODE_ALL] == 1 and iv[COHORT] + iv[N_READY] > 0:
+        _form_cohort(q, r, a)
+        batch = iv[COHORT]
+        need = r.block_phase[iv[STEP] % iv[BLOCK]]
+        if need > iv[FREE]:
+            fail(r, E_BLOCKS, r.heap_id[0] if batch > 0 else 0)
+    if iv[ERROR] != 0 or chunks + batch == 0:
+        return False
+    if tokens + batch > p.max_tokens or chunks + batch > p.max_seqs:
+        fail(r, E_TABLE, r.chunk_id[0] if chunks > 0 else r.heap_id[0])
+        return False
+    iv[IN_DECODE] = 1 if batch > 0 else 0
+    iv[IN_CHUNKS] = chunks
+    iv[IN_TOKENS] = tokens
+    iv[PAIRS] += pairs
+    iv[PREFILL_KV] += keys
+    fv[STEP_START] = now
+    iv[BUSY] = 1
+    iv[COMMITTED] = 0
+    iv[BURST] = 1
+    if chunks == 0:
+        _price_burst(r, a, p, batch, now, look_ahead)
+        return True
+    rows = chunks + batch
+    gpu_s = dense_s(p, iv[PART], tokens + batch, False) + head_s(p, iv[PART], rows)
+    gpu_s += attention_s - (chunks - 1) * p.pre_fixed_s[iv[PART]]
+    sm_s = dense_sm(p, iv[PART], tokens + batch, False) + head_sm(p, iv[PART], rows) + attention_sm
+    if batch > 0:
+        gpu_s += decode_attention_s(p, iv[PART], batch, iv[CONTEXT] + batch)
+        sm_s += decode_attention_sm(p, iv[PART], batch, iv[CONTEXT] + batch)
+    fv[IN_GPU_S] = gpu_s
+    fv[IN_SM_S] = sm_s
+    fv[IN_HOST_S] = p.host_eager_s[rows]
+    r.ends[0] = now + _step_s(p, gpu_s, fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
+    return True
+
+
+@jit
+def _price_burst(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: float) -> None:
+    """Ends of the decode steps that the plan may repeat: until a member finishes, blocks run out or look-ahead."""
+    iv = r.iv
+    part, context, step, free = iv[PART], iv[CONTEXT] + batch, iv[STEP], iv[FREE]
+    host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[0]
+    steps = min(a.iv[REPEAT], BURST_CAP, r.heap_key[0] - step)
+    end = now
+    n = 0
+    while True:
+        free -= r.block_phase[(step + n) % iv[BLOCK]]
+        gpu_s = _decode_gpu_s(p, part, batch, context)
+        end += _step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
+        r.ends[n] = end
+        n += 1
+        context += batch
+        if n >= steps or end >= look_ahead:
+            break
+        if free - r.block_phase[(step + n) % iv[BLOCK]] < a.iv[GUARD]:
+            break
+    iv[BURST] = n

@@ -1,0 +1,223 @@
+"""The engine's state as plain arrays (numpy when compiled, lists under CPython) and its index names.
+
+A request is a row number of the workload. What all members of the decode batch share is kept once: the cohort
+of decoding requests advances together, so a step costs the same whether it holds one request or a thousand,
+and a request is touched only when something happens to it alone (`sim.engine.cohort`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.jit import COMPILED
+from sim.workload.workload import Workload
+
+# phases of a request
+NEW, WAITING, PREFILL, READY, HELD, DECODE, DONE = 0, 1, 2, 3, 4, 5, 6
+
+# Replica.iv: integers of one replica
+N_WAIT, WAIT_HEAD, WAIT_TAIL = 0, 1, 2  # queue of waiting requests (linked through Requests.prev/next)
+N_RUN, RUN_HEAD, RUN_TAIL = 3, 4, 5  # admitted requests in running order, linked likewise
+RUN_ORDER = 6  # BY_ADMISSION or BY_ARRIVAL
+FREE, TOTAL, BLOCK = 7, 8, 9  # KV blocks free and in all; tokens per block
+COHORT, CONTEXT, STEP = 10, 11, 12  # decoding requests, sum of their computed tokens, cohort steps so far
+N_READY, N_JOINING, N_PARTIAL, N_HEAP, N_EPOCH = 13, 14, 15, 16, 17
+BUSY, BURST, COMMITTED = 18, 19, 20  # lane: in flight?, steps of its burst, of which committed
+IN_DECODE, IN_CHUNKS, IN_TOKENS = 21, 22, 23  # what is in flight: cohort?, chunks, prefill tokens
+N_LOG, N_DONE, N_STEPLOG, LOG_STEPS = 24, 25, 26, 27
+ITERATIONS, DECISIONS, PURE_DECODES, FINISHED_COUNT = 28, 29, 30, 31
+DENSE_TOKENS, HEAD_ROWS, PAIRS, PREFILL_KV, DECODE_KV = 32, 33, 34, 35, 36
+GRAPH_LAUNCHES, EAGER_LAUNCHES, FLAGGED = 37, 38, 39
+ERROR, ERROR_ID, PART = 40, 41, 42
+INTEGERS = 43
+
+BY_ADMISSION, BY_ARRIVAL = 0, 1
+
+# Replica.fv: floats of one replica
+NOW, STEP_START, LAST_END = 0, 1, 2  # last boundary; start of the step in flight; end of the last cohort step
+BUSY_S, GPU_S, HOST_BOUND_S, SM_S, KV_BLOCK_S = 3, 4, 5, 6, 7
+WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
+IN_GPU_S, IN_SM_S, IN_HOST_S = 12, 13, 14  # of a launch with chunks, priced once at launch
+FLOATS = 15
+
+# Plan.iv
+DECODE_ALL, N_CHUNKS, N_PREEMPT, N_HOLD, REPEAT, GUARD, TO_BACK = 0, 1, 2, 3, 4, 5, 6
+PLAN_INTEGERS = 7
+
+MANY = 1 << 40  # `repeat_for` without a bound of its own
+BURST_CAP = 512
+LOG_CAP = 1 << 15
+POLICY_SLOTS = 16
+
+# errors that a plan can make, Replica.iv[ERROR]
+OK, E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_ZERO, E_TABLE = 0, 1, 2, 3, 4, 5, 6
+ERROR_TEXT = {
+    E_BLOCKS: "needs more KV blocks than are free",
+    E_CHUNK: "was given a chunk that is empty or longer than what is left of its prompt",
+    E_PHASE: "was named for something that its state does not allow",
+    E_SLOTS: "is one more running request than the policy declared as its maximum",
+    E_ZERO: "was repeated within one plan",
+    E_TABLE: "makes the step larger than the price tables that the policy asked for",
+}
+
+
+class Requests(NamedTuple):
+    """Columns over all requests of the workload, shared by all replicas."""
+
+    arrival_s: Any
+    prompt: Any
+    output: Any  # hidden from policies
+    max_new: Any
+    priority: Any
+    slo_class: Any
+    phase: Any
+    computed: Any  # tokens whose KV is in the pool; for cohort members as of joining
+    target: Any  # tokens to compute before the next token can be sampled
+    generated: Any  # for cohort members as of joining
+    joined: Any  # cohort step at joining
+    blocks: Any  # KV blocks held; for cohort members as of joining
+    preempted: Any
+    first_scheduled_s: Any
+    first_token_s: Any
+    finish_s: Any
+    last_s: Any  # time of the last token; of cohort members it is fv[LAST_END]
+    max_itl_s: Any
+    prev: Any
+    next: Any
+    heap_at: Any
+
+
+class Replica(NamedTuple):
+    """One replica: scalars by index, and small arrays bounded by its number of running requests."""
+
+    iv: Any
+    fv: Any
+    block_phase: Any  # cohort members by the step (mod block size) at which they need a new block
+    heap_key: Any  # finish heap: cohort step at which a member finishes
+    heap_id: Any
+    ready: Any  # requests with their first token, not in the cohort yet
+    partial: Any  # requests with part of their prompt computed, in running order
+    epoch_key: Any  # suffix maxima of the cohort's gaps, see cohort.py
+    epoch_max: Any
+    epoch_live: Any
+    chunk_id: Any
+    chunk_tokens: Any
+    ends: Any  # ends of the steps in flight
+    log_gap: Any
+    log_count: Any
+    log_end: Any
+    done: Any  # finished since last drained
+    steplog: Any  # flat rows of STEP_FIELDS numbers
+    policy_i: Any  # the policy's own state
+    policy_f: Any
+
+
+class PlanArrays(NamedTuple):
+    """What a compiled policy writes: one launch on the lane, with its victims."""
+
+    iv: Any
+    chunk_id: Any
+    chunk_tokens: Any
+    chunk_reserve: Any  # tokens for which blocks are to be held
+    preempt: Any
+    hold: Any  # decodable requests that sit this step out
+
+
+STEP_FIELDS = (
+    "start_s",
+    "end_s",
+    "prefill_tokens",
+    "chunks",
+    "history_tokens",
+    "decode_batch",
+    "context_sum",
+)
+
+
+def array(values: Any, dtype: Any) -> Any:
+    """A numpy array for compiled code, a list for CPython."""
+    made = np.array(values, dtype=dtype)
+    return made if COMPILED else made.tolist()
+
+
+def _ints(n: int, fill: int = 0) -> Any:
+    return array(np.full(n, fill), np.int64)
+
+
+def _floats(n: int, fill: float = 0.0) -> Any:
+    return array(np.full(n, fill), np.float64)
+
+
+def make_requests(workload: Workload) -> Requests:
+    """State columns for a workload, nothing started."""
+    n = len(workload)
+    nan = float("nan")
+    return Requests(
+        arrival_s=array(workload.arrival_s, np.float64),
+        prompt=array(workload.prompt_tokens, np.int64),
+        output=array(workload.output_tokens, np.int64),
+        max_new=array(workload.max_new_tokens, np.int64),
+        priority=array(workload.priority, np.int64),
+        slo_class=array(workload.slo_class, np.int64),
+        phase=_ints(n, NEW),
+        computed=_ints(n),
+        target=array(workload.prompt_tokens, np.int64),
+        generated=_ints(n),
+        joined=_ints(n),
+        blocks=_ints(n),
+        preempted=_ints(n),
+        first_scheduled_s=_floats(n, nan),
+        first_token_s=_floats(n, nan),
+        finish_s=_floats(n, nan),
+        last_s=_floats(n, nan),
+        max_itl_s=_floats(n, 0.0),
+        prev=_ints(n, -1),
+        next=_ints(n, -1),
+        heap_at=_ints(n, -1),
+    )
+
+
+def make_replica(
+    num_blocks: int, block_size: int, max_seqs: int, run_order: int, record_steps: bool
+) -> Replica:
+    """An idle replica with all its blocks free."""
+    slots = max_seqs + 1
+    iv = _ints(INTEGERS)
+    for index in (WAIT_HEAD, WAIT_TAIL, RUN_HEAD, RUN_TAIL):
+        iv[index] = -1
+    iv[FREE] = iv[TOTAL] = num_blocks
+    iv[BLOCK] = block_size
+    iv[RUN_ORDER] = run_order
+    iv[LOG_STEPS] = int(record_steps)
+    return Replica(
+        iv=iv,
+        fv=_floats(FLOATS),
+        block_phase=_ints(block_size),
+        heap_key=_ints(slots),
+        heap_id=_ints(slots),
+        ready=_ints(slots),
+        partial=_ints(slots),
+        epoch_key=_ints(2 * slots + 2),
+        epoch_max=_floats(2 * slots + 2),
+        epoch_live=_ints(2 * slots + 2),
+        chunk_id=_ints(slots),
+        chunk_tokens=_ints(slots),
+        ends=_floats(BURST_CAP),
+        log_gap=_floats(LOG_CAP + BURST_CAP + 2 * slots),
+        log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),
+        log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
+        done=_ints(LOG_CAP + BURST_CAP + 2 * slots),
+        steplog=_floats((LOG_CAP + BURST_CAP) * len(STEP_FIELDS) if record_steps else 1),
+        policy_i=_ints(POLICY_SLOTS),
+        policy_f=_floats(POLICY_SLOTS),
+    )
+
+
+def make_plan(max_seqs: int) -> PlanArrays:
+    """Empty plan arrays for at most `max_seqs` running requests."""
+    slots = max_seqs + 1
+    return PlanArrays(
+        _ints(PLAN_INTEGERS), _ints(slots), _ints(slots), _ints(slots), _ints(slots), _ints(slots)
+    )

@@ -1,0 +1,173 @@
+"""One replica on the simulated clock: it accepts requests, advances its lane, and is woken when a burst ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sim.engine.clock import COMPLETION, DECISION, Clock
+from sim.engine.lane import settle, truncate
+from sim.engine.layout import (
+    BURST,
+    BUSY,
+    ERROR,
+    ERROR_ID,
+    ERROR_TEXT,
+    FLOATS,
+    FREE,
+    INTEGERS,
+    LOG_CAP,
+    N_DONE,
+    N_LOG,
+    N_RUN,
+    N_STEPLOG,
+    N_WAIT,
+    NOW,
+    RUN_AREA,
+    RUN_SINCE,
+    STEP_FIELDS,
+    TOTAL,
+    WAIT_AREA,
+    WAIT_SINCE,
+    WAITING,
+)
+from sim.engine.queues import push_waiting
+from sim.errors import PlanError
+
+
+class ReplicaProcess:
+    """Drives one replica's arrays.
+
+    `drive(limit, look_ahead)` runs the policy's loop. `limit()` is the next time at which anything outside may
+    touch this replica: everything before it can be committed ahead of the clock. With `on_finish` set (closed
+    loops, hand-overs) nothing is committed ahead, so that completions reach their listener in time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        index: int,
+        q: Any,
+        r: Any,
+        p: Any,
+        drive: Callable[[float, float], None],
+        limit: Callable[[], float],
+        look_far: bool,
+        on_finish: Callable[[list[int]], None] | None,
+        name: str,
+    ) -> None:
+        self.clock, self.index, self.q, self.r, self.p = clock, index, q, r, p
+        self.drive, self.limit, self.look_far, self.on_finish, self.name = (
+            drive,
+            limit,
+            look_far,
+            on_finish,
+            name,
+        )
+        self.gaps: list[np.ndarray[Any, Any]] = []
+        self.counts: list[np.ndarray[Any, Any]] = []
+        self.gap_ends: list[np.ndarray[Any, Any]] = []
+        self.steps: list[np.ndarray[Any, Any]] = []
+        self._stamp = 0
+        self._wake_s = math.inf
+
+    @property
+    def outstanding(self) -> int:
+        """Requests waiting or running; settle first."""
+        return int(self.r.iv[N_WAIT] + self.r.iv[N_RUN])
+
+    def settle(self, now: float) -> None:
+        """Bring the state up to `now`."""
+        settle(self.q, self.r, self.p, now)
+
+    def accept(self, i: int, now: float) -> None:
+        """Queue request i; a burst in flight is cut at its next boundary, so that the plan there sees it."""
+        r = self.r
+        self.settle(now)
+        if r.iv[BUSY] == 1:
+            end = truncate(r)
+            if end != self._wake_s:
+                self._wake(end)
+        else:
+            r.fv[NOW] = max(r.fv[NOW], now)
+            if self._wake_s != now:
+                self._wake(now)
+        self.q.phase[i] = WAITING
+        push_waiting(self.q, r, i, False, now)
+
+    def _wake(self, time_s: float) -> None:
+        kind = COMPLETION if self.on_finish else DECISION
+        self._stamp += 1
+        self._wake_s = time_s
+        event = self.clock.at(time_s, kind, self.index)
+        event.callbacks.append(partial(self._woken, self._stamp))
+
+    def _woken(self, stamp: int, _event: Any) -> None:
+        if stamp != self._stamp:
+            return
+        if self.on_finish is None:
+            self._decide(stamp, _event)
+            return
+        self.settle(self.clock.now)
+        finished = self._take_done()
+        if finished:
+            self.on_finish(finished)
+        event = self.clock.at(self.clock.now, DECISION, self.index)
+        event.callbacks.append(partial(self._decide, stamp))
+
+    def _decide(self, stamp: int, _event: Any) -> None:
+        if stamp != self._stamp:
+            return
+        self._wake_s = math.inf
+        r = self.r
+        limit = math.nextafter(self.clock.now, math.inf) if self.on_finish else self.limit()
+        look_ahead = math.inf if self.look_far or self.on_finish else limit
+        while True:
+            self.drive(limit, look_ahead)
+            if r.iv[ERROR] != 0:
+                raise PlanError(
+                    f"policy '{self.name}': request {r.iv[ERROR_ID]} {ERROR_TEXT[int(r.iv[ERROR])]}"
+                )
+            if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP:
+                break
+            self.drain()
+        if r.iv[BUSY] == 1:
+            self._wake(float(r.ends[r.iv[BURST] - 1]))
+
+    def _take_done(self) -> list[int]:
+        n = int(self.r.iv[N_DONE])
+        self.r.iv[N_DONE] = 0
+        return [int(i) for i in self.r.done[:n]]
+
+    def drain(self) -> None:
+        """Move the logs out of the fixed buffers."""
+        r = self.r
+        n = int(r.iv[N_LOG])
+        self.gaps.append(np.array(r.log_gap[:n], np.float64))
+        self.counts.append(np.array(r.log_count[:n], np.int64))
+        self.gap_ends.append(np.array(r.log_end[:n], np.float64))
+        rows = int(r.iv[N_STEPLOG]) * len(STEP_FIELDS)
+        self.steps.append(np.array(r.steplog[:rows], np.float64).reshape(-1, len(STEP_FIELDS)))
+        r.iv[N_LOG] = r.iv[N_STEPLOG] = 0
+        if self.on_finish is None:
+            r.iv[N_DONE] = 0
+
+    def snapshot(self, now: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Copies of the running sums at `now`."""
+        self.settle(now)
+        fv = self.r.fv
+        for area, since, count in ((WAIT_AREA, WAIT_SINCE, N_WAIT), (RUN_AREA, RUN_SINCE, N_RUN)):
+            fv[area] += self.r.iv[count] * (now - fv[since])
+            fv[since] = now
+        return np.array(self.r.iv[:INTEGERS], np.int64), np.array(fv[:FLOATS], np.float64)
+
+    def check_empty(self) -> None:
+        """All blocks are back once nothing runs."""
+        if self.r.iv[N_RUN] == 0 and self.r.iv[FREE] != self.r.iv[TOTAL]:
+            raise AssertionError(
+                f"replica {self.index}: {self.r.iv[TOTAL] - self.r.iv[FREE]} KV blocks leaked"
+            )

@@ -1,0 +1,179 @@
+"""What a policy is: knobs with sources, and a decision that reads a view and writes a plan.
+
+A built-in policy is *compiled*: its `advance` is a module-level function of four lines that alternates the engine's
+`begin`, the policy's own plan function and the engine's `execute`; plan functions read and write plain arrays
+(`sim.engine.layout`). A user's policy is any object with `plan(view) -> Plan` (`sim.engine.view`).
+To add a built-in policy: one file here with a `CompiledPolicy` subclass, and one line in `sim/policies/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.layout import (
+    BY_ADMISSION,
+    DECODE_ALL,
+    GUARD,
+    N_CHUNKS,
+    N_HOLD,
+    N_PREEMPT,
+    REPEAT,
+    TO_BACK,
+    array,
+)
+from sim.errors import SimctlError
+from sim.jit import jit
+from sim.suggest import nearest
+from sim.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One named choice of a policy: default, meaning, and where the default comes from."""
+
+    default: Any
+    doc: str
+    source: str
+    minimum: float | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a replica offers its policy: KV pool, context limit and the GPU's name."""
+
+    num_blocks: int
+    block_size: int
+    max_context: int
+    gpu: str
+
+
+class Policy(Protocol):
+    """The one method that a policy needs; everything else has defaults in the engine."""
+
+    def plan(self, view: Any) -> Any:
+        """Return a Plan for the replica that `view` shows."""
+
+
+class CompiledPolicy:
+    """Base of the built-in policies: checks knobs, names itself, and declares its demands on the replica."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    mirrors: ClassVar[str]
+    knobs: ClassVar[dict[str, Knob]]
+    run_order: ClassVar[int] = BY_ADMISSION
+    advance: ClassVar[Callable[..., None]]
+
+    def __init__(self, label: str | None = None, **settings: Any) -> None:
+        for key, value in settings.items():
+            if key not in self.knobs:
+                hint = nearest(key, self.knobs)
+                raise SimctlError(
+                    f"policy '{self.name}' has no knob '{key}'.{hint or ' Knobs: ' + ', '.join(self.knobs)}"
+                )
+            _check_knob(self.name, key, value, self.knobs[key])
+        self.label = label or self.name
+        self.settings = {key: settings.get(key, knob.default) for key, knob in self.knobs.items()}
+
+    def __getitem__(self, knob: str) -> Any:
+        return self.settings[knob]
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per KV block if the system has its own; None leaves it to the experiment."""
+        return None
+
+    def max_seqs(self, deployment: Deployment) -> int:
+        """Most requests that run at once."""
+        return int(self["max_num_seqs"])
+
+    def max_tokens(self, deployment: Deployment) -> int:
+        """Most tokens in one step."""
+        raise SimctlError(f"policy '{self.name}' does not declare its largest step")
+
+    def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
+        """Integers and floats that the plan function reads as `ki` and `kf`."""
+        return [], []
+
+    def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
+        """Blocks that each request must find free in an empty pool to be served to its end, shape (n,)."""
+        # the last token's KV is never written
+        tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens - 1
+        return np.asarray(-(-tokens // deployment.block_size), np.int64)
+
+    def bind(self, deployment: Deployment) -> tuple[Any, Any]:
+        """The parameters as arrays for the compiled code."""
+        integers, floats = self.parameters(deployment)
+        return array([*integers, 0], np.int64), array([*floats, 0.0], np.float64)
+
+
+def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
+    wanted = type(knob.default)
+    fits = isinstance(value, wanted) if wanted in (bool, str) else isinstance(value, int | float)
+    if wanted is int and isinstance(value, float):
+        fits = value.is_integer()
+    if wanted is not bool and isinstance(value, bool):
+        fits = False
+    if knob.default is None:
+        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if not fits:
+        raise SimctlError(
+            f"policy '{policy}': knob '{key}' is {value!r}; it takes "
+            f"{'a number' if knob.default is None else 'a value like ' + repr(knob.default)}"
+        )
+    if knob.minimum is not None and value is not None and not (value >= knob.minimum):
+        raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the least is {knob.minimum}")
+
+
+@jit
+def clear_plan(a: Any) -> None:
+    """An empty plan: decode everybody once, evict nobody."""
+    a.iv[N_CHUNKS] = 0
+    a.iv[N_PREEMPT] = 0
+    a.iv[N_HOLD] = 0
+    a.iv[TO_BACK] = 0
+    a.iv[GUARD] = 0
+    a.iv[DECODE_ALL] = 1
+    a.iv[REPEAT] = 1
+
+
+@jit
+def add_chunk(a: Any, i: int, tokens: int, reserve: int) -> None:
+    """Plan `tokens` of request i's prompt, holding blocks for its first `reserve` tokens."""
+    c = a.iv[N_CHUNKS]
+    a.chunk_id[c] = i
+    a.chunk_tokens[c] = tokens
+    a.chunk_reserve[c] = reserve
+    a.iv[N_CHUNKS] = c + 1
+
+
+@jit
+def add_victim(a: Any, i: int) -> None:
+    """Plan to evict request i."""
+    a.preempt[a.iv[N_PREEMPT]] = i
+    a.iv[N_PREEMPT] += 1
+
+
+@jit
+def is_victim(a: Any, i: int) -> bool:
+    """Does the plan evict request i?"""
+    for n in range(a.iv[N_PREEMPT]):  # noqa: SIM110  (numba compiles no generator expressions)
+        if a.preempt[n] == i:
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """A listing entry: a policy or a preset of one."""
+
+    name: str
+    base: str
+    source: str
+    mirrors: str
+    knobs: Mapping[str, Any]

@@ -1,0 +1,159 @@
+"""Sarathi-Serve: stall-free batching. Every running decode first, then unfinished prompts, then new ones.
+
+Algorithm 3 of arXiv:2403.02310 as sarathi-serve:sarathi/core/scheduler/sarathi_scheduler.py carries it out
+(commit 96f9911): the running list is kept by arrival, blocks for the whole prompt are taken at admission above a
+1 % watermark, a decode needs a free block at its turn and else evicts the youngest not yet scheduled.
+`one_prefill` is the rule of the POD-Attention artefact (vattention:sarathi-lean): one chunk a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.cohort import blocks_now, decode_need, needs_block
+from sim.engine.lane import begin, execute
+from sim.engine.layout import (
+    BLOCK,
+    BY_ARRIVAL,
+    COHORT,
+    FREE,
+    GUARD,
+    MANY,
+    N_CHUNKS,
+    N_PARTIAL,
+    N_PREEMPT,
+    N_READY,
+    N_RUN,
+    PREFILL,
+    REPEAT,
+    RUN_HEAD,
+    RUN_TAIL,
+    WAIT_HEAD,
+)
+from sim.jit import jit
+from sim.policies.base import CompiledPolicy, Deployment, Knob, add_chunk, add_victim, clear_plan, is_victim
+from sim.workload.workload import Workload
+
+BUDGET, SEQS, WATERMARK, ONE_PREFILL = 0, 1, 2, 3
+
+
+@jit
+def _decodes_in_order(q: Any, r: Any, a: Any) -> int:
+    """Give decodes their slot in order, evicting from the end; returns how many decode."""
+    iv = r.iv
+    free, scheduled = iv[FREE], 0
+    last = iv[RUN_TAIL]
+    i = iv[RUN_HEAD]
+    while i >= 0:
+        after = q.next[i] if i != last else -1
+        if q.phase[i] != PREFILL:
+            # a free block must exist at its turn, needed or not (block_space_manager can_append_slot)
+            while free < 1 and last != i:
+                add_victim(a, last)
+                free += blocks_now(q, r, last)
+                last = q.prev[last]
+            if free < 1:
+                add_victim(a, i)
+                free += blocks_now(q, r, i)
+                break
+            free -= needs_block(q, r, i)
+            scheduled += 1
+            after = q.next[i] if i != last else -1
+        i = after
+    return scheduled
+
+
+@jit
+def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
+    """One scheduling step of Sarathi-Serve."""
+    iv = r.iv
+    clear_plan(a)
+    a.iv[GUARD] = 1
+    decodes = iv[COHORT] + iv[N_READY]
+    free = iv[FREE]
+    if decodes > 0:
+        free -= decode_need(q, r)
+        if free < 1:
+            decodes = _decodes_in_order(q, r, a)
+    budget = ki[BUDGET] - decodes
+    for n in range(iv[N_PARTIAL]):
+        i = r.partial[n]
+        if budget <= 0 or (ki[ONE_PREFILL] == 1 and a.iv[N_CHUNKS] > 0):
+            break
+        if not is_victim(a, i):
+            tokens = min(q.target[i] - q.computed[i], budget)
+            add_chunk(a, i, tokens, q.target[i])
+            budget -= tokens
+    if a.iv[N_PREEMPT] > 0:
+        # the evicted stand at the head of the queue and need more than they have just freed
+        return
+    running = iv[N_RUN]
+    i = iv[WAIT_HEAD]
+    while i >= 0 and budget > 0 and running < ki[SEQS]:
+        if ki[ONE_PREFILL] == 1 and a.iv[N_CHUNKS] > 0:
+            break
+        need = -(-q.target[i] // iv[BLOCK])
+        if free - need < ki[WATERMARK]:
+            break
+        tokens = min(q.target[i], budget)
+        add_chunk(a, i, tokens, q.target[i])
+        free -= need
+        budget -= tokens
+        running += 1
+        i = q.next[i]
+    if a.iv[N_CHUNKS] == 0:
+        a.iv[REPEAT] = MANY
+
+
+@jit
+def advance(q: Any, r: Any, a: Any, p: Any, ki: Any, kf: Any, limit: float, look_ahead: float) -> None:
+    """Run the replica until `limit`."""
+    while begin(q, r, p, limit):
+        plan(q, r, a, ki, kf)
+        if not execute(q, r, a, p, look_ahead):
+            return
+
+
+class SarathiPolicy(CompiledPolicy):
+    """Sarathi-Serve: chunked prefill without stalls."""
+
+    name = "sarathi"
+    source = "Sarathi-Serve, arXiv:2403.02310 Algorithm 3"
+    mirrors = "sarathi-serve 96f9911 (OSDI'24 artefact)"
+    run_order = BY_ARRIVAL
+    knobs = {  # noqa: RUF012
+        "token_budget": Knob(
+            512, "tokens of a step (chunk_size)", "arXiv:2403.02310 section 5.1 (strict SLO)", minimum=1
+        ),
+        "max_num_seqs": Knob(128, "most running requests", "sarathi-serve:sarathi/config.py", minimum=1),
+        "watermark": Knob(
+            0.01, "share of the blocks kept free at admission", "sarathi-serve block_space_manager", minimum=0
+        ),
+        "one_prefill": Knob(
+            False, "one prefill chunk a batch", "vattention:sarathi-lean (POD-Attention artefact)"
+        ),
+    }
+    advance = advance
+
+    def max_tokens(self, deployment: Deployment) -> int:
+        """Budget; decodes are never dropped by it, so it grows with the running requests."""
+        return max(int(self["token_budget"]), self.max_seqs(deployment))
+
+    def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
+        """Budget, sequences, watermark in blocks, one_prefill."""
+        return [
+            int(self["token_budget"]),
+            self.max_seqs(deployment),
+            self._watermark_blocks(deployment),
+            int(self["one_prefill"]),
+        ], []
+
+    def _watermark_blocks(self, deployment: Deployment) -> int:
+        return int(self["watermark"] * deployment.num_blocks)
+
+    def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
+        """The watermark, or the one free block that a decode wants, comes on top."""
+        return super().required_blocks(workload, deployment) + max(1, self._watermark_blocks(deployment))
