@@ -76,4 +76,5 @@ def _through_profile(
     at = np.searchsorted(work_start, part, side="right") - 1
     within = (part - work_start[at]) * (length_s[busy] / work_s[busy])[at]
     bent: NDArray[np.float64] = whole * period + clock_start[at] + within
-    return np.subtract(bent, bent[0])
+    since_first: NDArray[np.float64] = bent - bent[0]
+    return since_first

@@ -108,10 +108,10 @@ def _generate(spec: Mapping[str, Any], seed: int) -> Trace:
     return Trace("generated", "generated", None, prompts, outputs, notes=tuple(notes))
 
 
-def _wish(value: Any) -> str | int | float | None:
-    """`max_new_tokens` of a block as None, "actual", a factor (float) or a number of tokens (int)."""
+def _wish(value: Any) -> int | float | None:
+    """`max_new_tokens` of a block as None (actual), a factor (float) or a number of tokens (int)."""
     if value is None or value == "actual":
-        return None if value is None else "actual"
+        return None
     if isinstance(value, Mapping) and list(value) == ["factor"]:
         return float(number(value, "factor", at_least=1, path="workload.max_new_tokens"))
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:

@@ -12,6 +12,13 @@ from sim.suggest import nearest
 from sim.workload.quantiles import quantile_tables
 
 
+# how the sample was made; a test makes it again
+_SAMPLE_COMMAND = (
+    "simctl trace synth --request-rate 5.53 --burstiness 0.84 --num-prompts 500 --quantiles azure-conv-2023 "
+    "--seed 0 -o sample-conv.csv"
+)
+
+
 @dataclass(frozen=True)
 class Bundled:
     """`kind` is "trace" (requests with arrivals) or "quantiles" (for lengths and minute_profile)."""
@@ -30,7 +37,7 @@ def list_bundled() -> list[Bundled]:
             "sample-conv",
             "trace",
             "500 synthetic requests after Azure conversation 2023",
-            "simctl trace synth, see traces/README.md",
+            _SAMPLE_COMMAND,
             _data() / "sample-conv.csv",
         )
     ]

@@ -38,7 +38,8 @@ def encode(workload: Workload, path: Path) -> bytes:
     if ending == ".csv":
         import pyarrow.csv as pc
 
-        pc.write_csv(table, sink, pc.WriteOptions(quoting_style="needed"))
+        sink.write((",".join(columns) + "\n").encode())
+        pc.write_csv(table, sink, pc.WriteOptions(include_header=False, quoting_style="needed"))
     else:
         import pyarrow.parquet as pq
 

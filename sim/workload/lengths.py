@@ -135,6 +135,7 @@ def _lognormal(argument: Any, path: str) -> Lognormal:
     keys = ("median", "sigma", "min", "max")
     if not isinstance(argument, Mapping):
         raise SimctlError(f"{path}: {argument!r} is not a block with {', '.join(keys)}")
+    argument = {key: value for key, value in argument.items() if value is not None}
     for key in argument:
         if key not in keys:
             raise SimctlError(

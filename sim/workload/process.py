@@ -30,7 +30,7 @@ class Process:
     off_s: float = 0.0
     profile: str = ""
     counts: tuple[int, ...] = ()
-    rescale: str | None = None
+    rescale: str = "stretch"
     max_concurrency: int | None = None
 
     def arrive(self, trace: Trace, request_rate: float | None, seed: int) -> Trace:
@@ -61,10 +61,6 @@ class Process:
             )
         if request_rate is not None:
             return transforms.stretch(trace, request_rate)
-        if self.rescale is not None:
-            raise SimctlError(
-                "workload.rescale: has no effect without a request rate; give sweep.request_rate"
-            )
         return trace
 
     def _draw(self, n: int, rate: float, rng: np.random.Generator) -> tuple[NDArray[np.float64], str]:
@@ -93,11 +89,7 @@ def parse_process(spec: Mapping[str, Any]) -> Process:
     kind = choice(spec, "arrivals", KINDS, default)
     if kind == "trace" and "trace" not in spec:
         raise SimctlError("workload.arrivals: 'trace' replays a trace's own stamps; give workload.trace")
-    rescale = choice(spec, "rescale", RESCALE, "stretch") if "rescale" in spec else None
-    if rescale == "stretch" and kind != "trace":
-        raise SimctlError(
-            f"workload.rescale: stretch keeps the trace's stamps, but arrivals: {kind} draws new ones"
-        )
+    rescale = choice(spec, "rescale", RESCALE, "stretch")
     process = Process(kind, rescale=rescale, burstiness=_burstiness(spec, kind, rescale))
     if "max_concurrency" in spec:
         process = replace(process, max_concurrency=count(spec, "max_concurrency"))
@@ -106,7 +98,7 @@ def parse_process(spec: Mapping[str, Any]) -> Process:
     return _bursts(spec, process)
 
 
-def _burstiness(spec: Mapping[str, Any], kind: str, rescale: str | None) -> float:
+def _burstiness(spec: Mapping[str, Any], kind: str, rescale: str) -> float:
     if "burstiness" not in spec:
         if kind == "gamma":
             raise SimctlError("workload.burstiness is missing: arrivals: gamma needs it (1 is Poisson)")

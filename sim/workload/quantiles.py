@@ -52,7 +52,10 @@ class Marginal:
 
 @dataclass(frozen=True)
 class QuantileTable:
-    """Lengths and arrivals of a published trace, as facts; None where the source has no such data."""
+    """Lengths and arrivals of a published trace, as facts; None where the source has no such data.
+
+    `per_minute_counts` holds whole minutes only.
+    """
 
     name: str
     title: str
@@ -103,5 +106,5 @@ def _table(name: str, entry: dict[str, object]) -> QuantileTable:
         spearman=number("spearman"),
         request_rate=number("request_rate"),
         gap_cv=number("gap_cv"),
-        per_minute_counts=tuple(counts) if isinstance(counts, list) else None,
+        per_minute_counts=tuple(counts[:-1]) if isinstance(counts, list) else None,
     )

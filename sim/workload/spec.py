@@ -49,7 +49,10 @@ def check_keys(spec: Mapping[str, Any]) -> None:
         if key not in WORKLOAD_KEYS:
             raise SimctlError(f"workload.{key}: unknown key.{nearest(str(key), WORKLOAD_KEYS)}")
     mine, other = (_TRACE, _GENERATED) if "trace" in spec else (_GENERATED, _TRACE)
+    # "stretch" is the default, which a resolved experiment writes out for generated workloads too
     for key in spec:
+        if key == "rescale" and spec[key] == "stretch":
+            continue
         if key in other and mine is _TRACE:
             hint = "; max_requests limits a trace" if key == "num_prompts" else ""
             raise SimctlError(f"workload.{key}: has no effect on a trace, whose requests are its own{hint}")

@@ -103,18 +103,16 @@ def limit_length(trace: Trace, context_limit: int, on_overlength: str) -> tuple[
     return trace.take(np.flatnonzero(~over), f"{what} rejected"), count
 
 
-def ask_for(trace: Trace, wish: str | int | float | None, context_limit: int | None) -> Trace:
+def ask_for(trace: Trace, wish: int | float | None, context_limit: int | None) -> Trace:
     """Set what clients ask for (`max_new_tokens`).
 
-    `wish` is None (the file's own column, else the true length), "actual" (the true length), a float factor
-    of the true length, rounded up, or a whole number for all. Nobody can ask for more than the context limit
+    `wish` is None (the file's own column, else the true length), a float factor of the true length, rounded
+    up, or a whole number for all. Nobody can ask for more than the context limit
     leaves, nor receive more than was asked: longer outputs are cut and counted.
     """
     output, notes = trace.output_tokens, list(trace.notes)
     if wish is None:
         asked = output if trace.max_new_tokens is None else trace.max_new_tokens
-    elif wish == "actual":
-        asked = output
     elif isinstance(wish, float):
         asked = np.ceil(output * wish - 1e-9).astype(np.int64)
         notes.append(f"clients ask for {wish:g} times the output they get")
