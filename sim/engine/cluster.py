@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 import simpy
+from numpy.typing import NDArray
 
 from sim.cost.base import CostModel
 from sim.engine.clock import ARRIVAL, TRANSFER, Clock
@@ -75,45 +75,43 @@ FLOAT_TOTALS = {
 
 
 class Router(Protocol):
-    """Chooses a replica for each request. `reads_state`: looks at the replicas when it does."""
+    """Chooses a replica for each request."""
 
-    reads_state: bool
+    def assign(self, requests: int, replicas: int) -> NDArray[np.int64] | None:
+        """Replica of each request, known beforehand; None if the router must look at the replicas first."""
 
-    def choose(self, number: int, replicas: list[ReplicaProcess], now: float) -> int:
-        """Replica for the `number`-th routed request."""
-
-    def next_touch(self, replica: int, number: int, count: int) -> int:
-        """Number of the next request at or after `number` that may go to `replica`."""
+    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
+        """Replica for the request that arrives now."""
 
 
 class RoundRobin:
-    """Replica i mod n; never looks at the state, so each replica may run ahead to its own next arrival."""
+    """Replica i mod n. Never looks at the state, so each replica can run ahead through its own arrivals."""
 
-    reads_state = False
+    def __init__(self) -> None:
+        self._routed = 0
 
-    def choose(self, number: int, replicas: list[ReplicaProcess], now: float) -> int:
+    def assign(self, requests: int, replicas: int) -> NDArray[np.int64] | None:
+        """In turn."""
+        return np.arange(requests, dtype=np.int64) % replicas
+
+    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
         """The replica whose turn it is."""
-        return number % len(replicas)
-
-    def next_touch(self, replica: int, number: int, count: int) -> int:
-        """The next number congruent to the replica's index."""
-        return number + (replica - number) % count
+        self._routed += 1
+        return (self._routed - 1) % len(replicas)
 
 
 class LeastOutstanding:
     """The replica with the fewest waiting and running requests; the lowest index of equals."""
 
-    reads_state = True
+    def assign(self, requests: int, replicas: int) -> NDArray[np.int64] | None:
+        """Known beforehand only if there is no choice."""
+        return np.zeros(requests, np.int64) if replicas == 1 else None
 
-    def choose(self, number: int, replicas: list[ReplicaProcess], now: float) -> int:
+    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
         """Settles every replica to now, then compares."""
         for replica in replicas:
             replica.settle(now)
         return min(range(len(replicas)), key=lambda k: (replicas[k].outstanding, k))
-
-    def next_touch(self, replica: int, number: int, count: int) -> int:
-        """Any request may come here."""
-        return number
 
 
 ROUTERS: dict[str, type[RoundRobin] | type[LeastOutstanding]] = {
@@ -158,15 +156,17 @@ class Cluster:
         self.window_start: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] | None = None
         self._find_unservable(policy)
         self._routable = np.flatnonzero(self.status != REJECTED)
+        assigned = None if self.closed else self.router.assign(len(self._routable), replicas)
+        self.run_ahead = assigned is not None
+        if assigned is not None:
+            self.replica_of[self._routable] = assigned
         self.replicas = [
-            self._make_replica(k, replicas, policy, cost, seed, jitter, bursts, record_steps)
-            for k in range(replicas)
+            self._make_replica(k, policy, cost, seed, jitter, bursts, record_steps) for k in range(replicas)
         ]
 
     def _make_replica(
         self,
         k: int,
-        count: int,
         policy: Any,
         cost: CostModel,
         seed: int,
@@ -188,7 +188,8 @@ class Cluster:
             jitter=jitter,
             compiled=COMPILED,
         )
-        r = make_replica(d.num_blocks, d.block_size, seqs, order, record_steps)
+        inbox = self._routable[self.replica_of[self._routable] == k]
+        r = make_replica(d.num_blocks, d.block_size, seqs, order, record_steps, inbox)
         a = make_plan(seqs)
         if compiled:
             ki, kf = policy.bind(d)
@@ -209,8 +210,8 @@ class Cluster:
             r,
             p,
             drive,
-            partial(self._limit, k, count),
-            self.router.reads_state and count > 1,
+            self._limit,
+            not self.run_ahead,
             self._on_finish if self.closed else None,
             str(getattr(policy, "label", type(policy).__name__)),
         )
@@ -234,19 +235,18 @@ class Cluster:
                     f"the pool has {d.num_blocks}"
                 )
 
-    def _limit(self, replica: int, count: int) -> float:
-        """The next time at which something from outside may touch this replica."""
-        bounds = self.end_s
+    def _limit(self) -> float:
+        """The next time at which something from outside may touch a replica."""
+        bound = self.end_s
         if self.window_start is None:
-            bounds = min(bounds, self.warmup_s)
-        at = self.router.next_touch(replica, self.routed, count)
-        if at < len(self._routable):
-            bounds = min(bounds, float(self.workload.arrival_s[self._routable[at]]))
-        return bounds
+            bound = min(bound, self.warmup_s)
+        if not self.run_ahead and self.routed < len(self._routable):
+            bound = min(bound, float(self.workload.arrival_s[self._routable[self.routed]]))
+        return bound
 
     def _route(self, i: int) -> None:
         now = self.clock.now
-        k = self.router.choose(self.routed, self.replicas, now)
+        k = self.router.choose(self.replicas, now)
         self.routed += 1
         self.replica_of[i] = k
         self.replicas[k].accept(i, now)
@@ -281,6 +281,9 @@ class Cluster:
         if self.closed:
             for _ in range(self.workload.max_concurrency or 0):
                 self._issue()
+        elif self.run_ahead:
+            for replica in self.replicas:
+                replica.start()
         else:
             self.clock.process(self._arrivals())
         self.clock.run(until=self.end_s if math.isfinite(self.end_s) else None)

@@ -2,7 +2,7 @@
 
 A launch may be a burst: several steps of the same plan, priced at once. Only their ends are recorded; nothing is
 committed before someone asks for the state at a time (`settle`) and an arrival cuts the burst at the first
-boundary at or after it (`truncate`). Step by step and in bursts the same additions happen in the same order,
+boundary at or after it (`accept`). Step by step and in bursts the same additions happen in the same order,
 so the results are the same to the bit.
 """
 
@@ -67,6 +67,7 @@ from sim.engine.layout import (
     IN_HOST_S,
     IN_SM_S,
     IN_TOKENS,
+    INBOX_NEXT,
     ITERATIONS,
     KV_BLOCK_S,
     LAST_END,
@@ -99,7 +100,7 @@ from sim.engine.layout import (
     TOTAL,
     WAITING,
 )
-from sim.engine.queues import push_running, remove_waiting
+from sim.engine.queues import push_running, push_waiting, remove_waiting
 from sim.jit import jit
 
 
@@ -125,16 +126,52 @@ def _step_s(p: Any, gpu_s: float, host_s: float, gap_s: float, number: int) -> f
 
 @jit
 def begin(q: Any, r: Any, p: Any, limit: float) -> bool:
-    """Commit what ends before `limit`; True if the lane then waits for a decision before `limit`."""
+    """Commit what ends and take what arrives before `limit`; True if a decision is then due before `limit`.
+
+    At equal times completions come first, then arrivals, then the decision.
+    """
     iv = r.iv
-    if iv[BUSY] == 1:
-        end = r.ends[iv[BURST] - 1]
-        if end >= limit:
+    while iv[ERROR] == 0:
+        coming = iv[INBOX_NEXT] < len(r.inbox)
+        arrival = q.arrival_s[r.inbox[iv[INBOX_NEXT]]] if coming else limit
+        if iv[BUSY] == 1:
+            end = r.ends[iv[BURST] - 1]
+            if end < min(arrival, limit):
+                settle(q, r, p, end)
+            elif coming and arrival < limit:
+                _take_inbox(q, r, p)
+            else:
+                return False
+        elif coming and arrival <= r.fv[NOW] and arrival < limit:
+            _take_inbox(q, r, p)
+        elif iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
             return False
-        settle(q, r, p, end)
-    if iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
-        return False
-    return bool(iv[N_WAIT] + iv[N_RUN] > 0 and r.fv[NOW] < limit and iv[ERROR] == 0)
+        elif iv[N_WAIT] + iv[N_RUN] > 0 and r.fv[NOW] < limit:
+            return True
+        elif coming and arrival < limit:
+            _take_inbox(q, r, p)
+        else:
+            return False
+    return False
+
+
+@jit
+def _take_inbox(q: Any, r: Any, p: Any) -> None:
+    i = r.inbox[r.iv[INBOX_NEXT]]
+    r.iv[INBOX_NEXT] += 1
+    accept(q, r, p, i, q.arrival_s[i])
+
+
+@jit
+def accept(q: Any, r: Any, p: Any, i: int, now: float) -> None:
+    """Request i arrives: a burst in flight is cut at its next boundary, so that the plan there sees it."""
+    settle(q, r, p, now)
+    if r.iv[BUSY] == 1:
+        r.iv[BURST] = r.iv[COMMITTED] + 1
+    elif now > r.fv[NOW]:
+        r.fv[NOW] = now
+    q.phase[i] = WAITING
+    push_waiting(q, r, i, False, now)
 
 
 @jit
@@ -148,15 +185,6 @@ def settle(q: Any, r: Any, p: Any, t: float) -> None:
     if iv[COMMITTED] == iv[BURST]:
         iv[BUSY] = 0
         r.fv[NOW] = r.ends[iv[BURST] - 1]
-
-
-@jit
-def truncate(r: Any) -> float:
-    """Cut a settled burst behind the step in flight; returns that step's end."""
-    iv = r.iv
-    iv[BURST] = iv[COMMITTED] + 1
-    end: float = r.ends[iv[COMMITTED]]
-    return end
 
 
 @jit

@@ -31,7 +31,8 @@ ITERATIONS, DECISIONS, PURE_DECODES, FINISHED_COUNT = 28, 29, 30, 31
 DENSE_TOKENS, HEAD_ROWS, PAIRS, PREFILL_KV, DECODE_KV = 32, 33, 34, 35, 36
 GRAPH_LAUNCHES, EAGER_LAUNCHES, FLAGGED = 37, 38, 39
 ERROR, ERROR_ID, PART = 40, 41, 42
-INTEGERS = 43
+INBOX_NEXT = 43  # first entry of the inbox that has not arrived yet
+INTEGERS = 44
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
 
@@ -110,6 +111,7 @@ class Replica(NamedTuple):
     log_end: Any
     done: Any  # finished since last drained
     steplog: Any  # flat rows of STEP_FIELDS numbers
+    inbox: Any  # requests known to arrive here, by arrival; the loop takes them by itself
     policy_i: Any  # the policy's own state
     policy_f: Any
 
@@ -180,9 +182,9 @@ def make_requests(workload: Workload) -> Requests:
 
 
 def make_replica(
-    num_blocks: int, block_size: int, max_seqs: int, run_order: int, record_steps: bool
+    num_blocks: int, block_size: int, max_seqs: int, run_order: int, record_steps: bool, inbox: Any
 ) -> Replica:
-    """An idle replica with all its blocks free."""
+    """An idle replica with all its blocks free, to which the requests of `inbox` will come."""
     slots = max_seqs + 1
     iv = _ints(INTEGERS)
     for index in (WAIT_HEAD, WAIT_TAIL, RUN_HEAD, RUN_TAIL):
@@ -210,6 +212,7 @@ def make_replica(
         log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         done=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         steplog=_floats((LOG_CAP + BURST_CAP) * len(STEP_FIELDS) if record_steps else 1),
+        inbox=array(inbox, np.int64),
         policy_i=_ints(POLICY_SLOTS),
         policy_f=_floats(POLICY_SLOTS),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.engine.clock import COMPLETION, DECISION, Clock
-from sim.engine.lane import settle, truncate
+from sim.engine.lane import accept, settle
 from sim.engine.layout import (
     BURST,
     BUSY,
@@ -19,6 +19,7 @@ from sim.engine.layout import (
     ERROR_TEXT,
     FLOATS,
     FREE,
+    INBOX_NEXT,
     INTEGERS,
     LOG_CAP,
     N_DONE,
@@ -33,9 +34,7 @@ from sim.engine.layout import (
     TOTAL,
     WAIT_AREA,
     WAIT_SINCE,
-    WAITING,
 )
-from sim.engine.queues import push_waiting
 from sim.errors import PlanError
 
 
@@ -84,20 +83,18 @@ class ReplicaProcess:
         """Bring the state up to `now`."""
         settle(self.q, self.r, self.p, now)
 
+    def start(self) -> None:
+        """Wake for the first request of the inbox, if there is one."""
+        if len(self.r.inbox) > 0:
+            self._wake(float(self.q.arrival_s[self.r.inbox[0]]))
+
     def accept(self, i: int, now: float) -> None:
-        """Queue request i; a burst in flight is cut at its next boundary, so that the plan there sees it."""
+        """Request i arrives now, by a router that has just chosen this replica."""
         r = self.r
-        self.settle(now)
-        if r.iv[BUSY] == 1:
-            end = truncate(r)
-            if end != self._wake_s:
-                self._wake(end)
-        else:
-            r.fv[NOW] = max(r.fv[NOW], now)
-            if self._wake_s != now:
-                self._wake(now)
-        self.q.phase[i] = WAITING
-        push_waiting(self.q, r, i, False, now)
+        accept(self.q, r, self.p, i, now)
+        due = float(r.ends[r.iv[BURST] - 1]) if r.iv[BUSY] == 1 else now
+        if due != self._wake_s:
+            self._wake(due)
 
     def _wake(self, time_s: float) -> None:
         kind = COMPLETION if self.on_finish else DECISION
@@ -124,6 +121,8 @@ class ReplicaProcess:
             return
         self._wake_s = math.inf
         r = self.r
+        if r.iv[BUSY] == 0:
+            r.fv[NOW] = max(r.fv[NOW], self.clock.now)
         limit = math.nextafter(self.clock.now, math.inf) if self.on_finish else self.limit()
         look_ahead = math.inf if self.look_far or self.on_finish else limit
         while True:
@@ -137,6 +136,8 @@ class ReplicaProcess:
             self.drain()
         if r.iv[BUSY] == 1:
             self._wake(float(r.ends[r.iv[BURST] - 1]))
+        elif r.iv[INBOX_NEXT] < len(r.inbox):
+            self._wake(float(self.q.arrival_s[r.inbox[r.iv[INBOX_NEXT]]]))
 
     def _take_done(self) -> list[int]:
         n = int(self.r.iv[N_DONE])
