@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappush
+from typing import Any
 
 import simpy
 
@@ -19,5 +20,6 @@ class Clock(simpy.Environment):
         event = simpy.Event(self)
         event._ok = True
         event._value = None
-        heappush(self._queue, (time_s, (kind << REPLICA_BITS) | replica, next(self._eid), event))
+        queue: list[Any] = self._queue
+        heappush(queue, (time_s, (kind << REPLICA_BITS) | replica, next(self._eid), event))
         return event
