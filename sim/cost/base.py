@@ -58,10 +58,10 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class HostTerms:
-    """Host time per step. `*_base_s` + layers x `*_layer_s` + sequences x `per_sequence_s` overlaps with the GPU;
+    """Host time per step: base + layers x per layer + sequences x per sequence overlap with the GPU, gaps do not.
 
-    the gaps do not. `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each
-    kernel launched by the host.
+    `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each kernel launched by
+    the host.
     """
 
     graph_base_s: float
@@ -77,7 +77,7 @@ class HostTerms:
 
 @dataclass(frozen=True)
 class EnergyTerms:
-    """Linear energy model: idle_w x time + j_per_flop x FLOPs + j_per_byte x HBM bytes, at most cap_w x time."""
+    """Linear energy: idle_w x time + j_per_flop x FLOPs + j_per_byte x HBM bytes, at most cap_w x time."""
 
     idle_w: float
     j_per_flop: float

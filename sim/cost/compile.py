@@ -6,6 +6,7 @@ per batch size and context segment, prefill attention is bilinear with knots on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -128,7 +129,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
     )
 
 
-def _flat(tables: list[tuple[Floats, ...]], at: int) -> Floats:
+def _flat(tables: Sequence[tuple[Floats, ...]], at: int) -> Floats:
     return np.ascontiguousarray(np.concatenate([table[at].ravel() for table in tables]))
 
 

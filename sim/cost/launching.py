@@ -25,7 +25,8 @@ def captured_tokens(m: Any) -> Ints:
     """
     m = np.asarray(m, dtype=np.int64)
     small = np.where(m <= 2, m, np.where(m <= 4, 4, ceil_div(m, 8) * 8))
-    return np.where(m <= 256, small, np.where(m <= MAX_CAPTURED, ceil_div(m, 16) * 16, m))
+    padded: Ints = np.where(m <= 256, small, np.where(m <= MAX_CAPTURED, ceil_div(m, 16) * 16, m))
+    return padded
 
 
 def grid_tokens(m: Any) -> Ints:
@@ -36,7 +37,8 @@ def grid_tokens(m: Any) -> Ints:
     """
     m = np.asarray(m, dtype=np.int64)
     fine = np.where(m <= 16, m, ceil_div(m, 8) * 8)
-    return np.where(m <= 256, fine, np.where(m <= 1024, ceil_div(m, 32) * 32, ceil_div(m, 64) * 64))
+    grid: Ints = np.where(m <= 256, fine, np.where(m <= 1024, ceil_div(m, 32) * 32, ceil_div(m, 64) * 64))
+    return grid
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def causal_pairs(q: Ints, h: Ints, window: int | None = None) -> Floats:
     if window is None:
         return (q * h + q * (q + 1) // 2).astype(np.float64)
     full = np.clip(window - h, 0, q)  # queries that still see everything before them
-    return (full * h + full * (full + 1) // 2 + (q - full) * window).astype(np.float64)
+    pairs = full * h + full * (full + 1) // 2 + (q - full) * window
+    return np.asarray(pairs, dtype=np.float64)
 
 
 def prefill_keys(q: Ints, h: Ints, window: int | None = None) -> Ints:
@@ -114,13 +115,14 @@ def decode_keys(shape: DecodeAttention) -> Floats:
     context = np.asarray(shape.context_sum, dtype=np.float64)
     if shape.window is None:
         return context
-    return np.minimum(context, np.asarray(shape.batch, dtype=np.float64) * shape.window)
+    seen: Floats = np.minimum(context, np.asarray(shape.batch, dtype=np.float64) * shape.window)
+    return seen
 
 
 def flops(shape: Shape) -> Floats:
     """Floating-point operations of one call (a multiply-add is two); element-wise operators count as none."""
     if isinstance(shape, Gemm):
-        return 2.0 * shape.m * shape.n * shape.k
+        return 2.0 * np.asarray(shape.m, dtype=np.float64) * shape.n * shape.k
     if isinstance(shape, PrefillAttention):
         return 4.0 * shape.q_heads * shape.head_dim * causal_pairs(shape.q, shape.h, shape.window)
     if isinstance(shape, DecodeAttention):

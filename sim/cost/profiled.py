@@ -116,7 +116,7 @@ class ProfiledCost:
             *self._linear_parts(launch, width, clock, flags),
             *self._attention_parts(launch, width, clock, flags),
         ]
-        return self._compose(launch, tuple(parts), tuple(flags), width)
+        return self._compose(launch, tuple(parts), tuple(flags))
 
     def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
         sizes = {"tokens": grid_tokens(self.launching.padded([launch.tokens], launch.graph))}
@@ -160,7 +160,7 @@ class ProfiledCost:
             return
         if curve.extrapolation == "raise":
             raise SimctlError(
-                f"{operator} on {sms} SMs lies outside the coverage of profile '{self.profile.name}' ({curve.coverage})."
+                f"{operator} on {sms} SMs is outside what profile '{self.profile.name}' covers: {curve.coverage}."
             )
         flags.append(f"{operator}: outside {curve.coverage}")
 
@@ -177,9 +177,7 @@ class ProfiledCost:
             label=self.profile.curve(name).label,
         )
 
-    def _compose(
-        self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...], sms: int
-    ) -> StepCost:
+    def _compose(self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...]) -> StepCost:
         gpu_s = sum(part.seconds for part in parts)
         work, moved = sum(part.flops for part in parts), sum(part.hbm_bytes for part in parts)
         layers, _, _ = layer_span(self.model, launch.layers)

@@ -26,14 +26,18 @@ from sim.cost.shapes import (
 from sim.cost.waves import ceil_div
 from sim.errors import SimctlError
 
-# CTA tiles (rows, columns) and their throughput relative to the largest
+# CTA tiles (rows, columns) and their throughput relative to the largest: fits to public tables, see spec.yaml
 GEMM_TILES = (
     (256, 128, 1.0),
     (128, 256, 1.0),
-    (128, 128, 0.92),
-    (64, 256, 0.85),
-    (64, 128, 0.75),
-    (64, 64, 0.55),
+    (192, 128, 0.98),
+    (128, 192, 0.98),
+    (128, 128, 0.95),
+    (64, 256, 0.92),
+    (64, 128, 0.87),
+    (64, 64, 0.78),
+    (32, 128, 0.6),
+    (16, 128, 0.35),
 )
 GEMM_SPLITS = (1, 2, 4, 8)
 DECODE_SPLITS = (1, 2, 4, 8, 16, 32)
