@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sim.cost.gpu import GpuSpec
+from sim.cost.memory import MemoryPlan
 from sim.cost.model import ModelSpec
 from sim.cost.prices import Prices
 from sim.cost.shapes import Floats, Launch, Shape, StepCost, Timing
@@ -31,7 +32,8 @@ class Curve(Protocol):
     """Time of one operator as a function of its shape and the SMs it is given.
 
     `label`: `measured`, `fitted from SOURCE` or `extrapolated from SOURCE by RULE`. `extrapolation`: what
-    happens off `coverage` (a sentence; empty: unbounded): `raise`, `flag` (answer and flag) or `clip`.
+    happens off `coverage` (a sentence; empty: unbounded): `raise`, `flag` (answer by the form, and flag) or
+    `clip` (answer as at the edge, and flag).
     """
 
     @property
@@ -147,6 +149,14 @@ class CostModel(Protocol):
         compiled: bool = True,
     ) -> Prices:
         """The price tables for steps of up to that size; `partitions`: SM counts beside the whole GPU."""
+        ...
+
+    def energy_j(self, totals: Mapping[str, float], seconds: float) -> float:
+        """Joules of one GPU that did the work of a run's totals within so many seconds."""
+        ...
+
+    def memory(self, **knobs: Any) -> MemoryPlan:
+        """KV blocks that fit; SimctlError with the arithmetic when the model does not."""
         ...
 
     def provenance(self) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from sim.cost.operators import (
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
+from sim.cost.work import total_work
 from sim.errors import SimctlError
 
 
@@ -119,8 +120,12 @@ class ProfiledCost:
         return self._compose(launch, tuple(parts), tuple(flags))
 
     def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
-        sizes = {"tokens": grid_tokens(self.launching.padded([launch.tokens], launch.graph))}
-        sizes["sequences"] = grid_tokens([launch.sequences])
+        # time is that of the padded size, work that of the real one
+        real = {"tokens": np.array([launch.tokens]), "sequences": np.array([launch.sequences])}
+        sizes = {
+            "tokens": grid_tokens(self.launching.padded([launch.tokens], launch.graph)),
+            "sequences": grid_tokens([launch.sequences]),
+        }
         parts = []
         for operator in self.operators:
             times = calls(operator, self.model, launch.layers)
@@ -129,7 +134,7 @@ class ProfiledCost:
                 shape = operator.shape(count)
                 timing = self.timing(operator.name, shape, sms, clock)
                 self._check(operator.name, shape, sms, flags)
-                parts.append(self._part(operator.name, times, shape, timing))
+                parts.append(self._part(operator.name, times, operator.shape(real[operator.rows]), timing))
         return parts
 
     def _attention_parts(
@@ -204,6 +209,11 @@ class ProfiledCost:
         hbm = min(moved / gpu_s / self.gpu.hbm_bytes_per_s, 1.0)
         # nothing is known yet of traffic that stays in L2: what comes from memory passes through it
         return Demand(hbm=hbm, l2=hbm, tensor=work / gpu_s / self.gpu.peak_flops, power=power)
+
+    def energy_j(self, totals: Mapping[str, float], seconds: float) -> float:
+        """Joules of a GPU that did the work of `totals` (see `sim.cost.work.total_work`) within `seconds`."""
+        work = total_work(self.model, totals)
+        return self.energy.energy_j(seconds, work.flops, work.hbm_bytes)
 
     def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
         """Factors >= 1 on the solo times of two launches side by side; see `sim.cost.contention`."""

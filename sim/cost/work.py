@@ -1,0 +1,56 @@
+"""Work of many passes from their totals: FLOPs, bytes and energy are linear in tokens, rows, pairs and passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.cost.model import ModelSpec
+from sim.cost.operators import calls, flops, hbm_bytes, linear_operators
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations and HBM bytes."""
+
+    flops: float
+    hbm_bytes: float
+
+
+def per_row(model: ModelSpec, rows: str) -> tuple[Work, float]:
+    """Work of one token (`tokens`) or head row (`sequences`) in the linear layers, and bytes once a pass."""
+    one, two = np.array([1]), np.array([2])
+    total_flops = row_bytes = pass_bytes = 0.0
+    for operator in linear_operators(model):
+        if operator.rows == rows:
+            times = calls(operator, model, None)
+            at_one, at_two = (float(hbm_bytes(operator.shape(count))[0]) for count in (one, two))
+            total_flops += times * float(flops(operator.shape(one))[0])
+            row_bytes += times * (at_two - at_one)
+            pass_bytes += times * (2 * at_one - at_two)
+    return Work(total_flops, row_bytes), pass_bytes
+
+
+def total_work(model: ModelSpec, totals: Mapping[str, float]) -> Work:
+    """Work of all passes that `totals` sums up, with the keys of `sim.engine.records.RunRecords.totals`:
+
+    `dense_tokens`, `head_rows`, `prefill_pairs`, `prefill_kv_tokens`, `decode_kv_tokens`, `launches_graph`,
+    `launches_eager`. Padding to captured sizes and attention windows are not counted.
+    """
+    token, weights = per_row(model, "tokens")
+    row, head_weights = per_row(model, "sequences")
+    passes = totals["launches_graph"] + totals["launches_eager"]
+    pairs = totals["prefill_pairs"] + totals["decode_kv_tokens"]
+    keys = totals["prefill_kv_tokens"] + totals["decode_kv_tokens"]
+    query_and_output = 2.0 * model.layers * model.q_width * model.dtype_bytes
+    return Work(
+        flops=totals["dense_tokens"] * token.flops
+        + totals["head_rows"] * row.flops
+        + pairs * 4.0 * model.layers * model.q_width,
+        hbm_bytes=totals["dense_tokens"] * (token.hbm_bytes + query_and_output)
+        + totals["head_rows"] * row.hbm_bytes
+        + passes * (weights + head_weights)
+        + keys * model.kv_bytes_per_token(),
+    )
