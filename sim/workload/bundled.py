@@ -11,7 +11,6 @@ from sim.errors import SimctlError
 from sim.suggest import nearest
 from sim.workload.quantiles import quantile_tables
 
-
 # how the sample was made; a test makes it again
 _SAMPLE_COMMAND = (
     "simctl trace synth --request-rate 5.53 --burstiness 0.84 --num-prompts 500 --quantiles azure-conv-2023 "

@@ -124,8 +124,10 @@ def _csv(path: Path, data: bytes) -> Any:
     import pyarrow as pa
     import pyarrow.csv as pc
 
+    # only an empty cell is a missing one; "NaN" is a number that is none, "NA" may be the name of a session
+    convert = pc.ConvertOptions(null_values=[""], strings_can_be_null=True)
     try:
-        return pc.read_csv(pa.BufferReader(data))
+        return pc.read_csv(pa.BufferReader(data), convert_options=convert)
     except pa.ArrowException as error:
         raise SimctlError(_csv_fault(path, data) or f"trace {path}: {_first_line(error)}") from None
 

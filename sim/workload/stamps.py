@@ -66,7 +66,10 @@ def read_stamps(
 
 
 def check_rate(raw: RawTable, stamps: Stamps) -> None:
-    """Refuse a mean rate that no server sees, which is what a wrong time unit looks like."""
+    """Refuse a mean rate that no server sees, which is what a wrong time unit looks like.
+
+    What the user said about the unit is not doubted, so this is for stamps read without an override.
+    """
     span = float(stamps.seconds.max())
     if len(stamps.seconds) < 2 or span == 0.0:
         return

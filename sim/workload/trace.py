@@ -172,7 +172,8 @@ def _columns(raw: RawTable, form: formats.TraceFormat, used: dict[str, str], tim
         stamps = read_stamps(
             raw, used["arrival_s"], unit=form.time_unit, stated=form.unit_stated, override=time_unit
         )
-        check_rate(raw, stamps)
+        if time_unit is None:
+            check_rate(raw, stamps)
         arrival = stamps.seconds
         notes.append(stamps.note)
     elif time_unit is not None:
