@@ -136,6 +136,12 @@ class CostModel(Protocol):
         """Factors >= 1 on the solo times of two launches side by side on (SMs of a, SMs of b)."""
         ...
 
+    def slowdowns(
+        self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
+    ) -> tuple[Floats, Floats]:
+        """`slowdown` of every a beside every b: two arrays of shape (len(a), len(b))."""
+        ...
+
     def compile(
         self,
         *,

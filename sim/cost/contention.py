@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from sim.cost.shapes import Demand
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.cost.shapes import Demand, Floats
 
 LABEL = "extrapolated from first H200 co-runs by shared bandwidth"
 # share of the data sheet's bandwidth at which two streams together begin to queue
@@ -15,14 +19,21 @@ def slowdown_factors(a: Demand, b: Demand, split: tuple[int, int], overlap: int 
     Bandwidth: 1 + max(0, (b_a + b_b) / B - 1) x own share of memory-bound time, so that a neighbour of zero
     demand costs nothing. Common SMs are shared half and half while both run.
     """
-    excess = max(0.0, (a.hbm + b.hbm) / USABLE_HBM - 1.0)
+    of_a, of_b = slowdown_table([a], [b], split, overlap)
+    return float(of_a[0, 0]), float(of_b[0, 0])
+
+
+def slowdown_table(
+    a: Sequence[Demand], b: Sequence[Demand], split: tuple[int, int], overlap: int = 0
+) -> tuple[Floats, Floats]:
+    """`slowdown_factors` of every a beside every b: two arrays of shape (len(a), len(b))."""
+    hbm_a = np.array([one.hbm for one in a])[:, None]
+    hbm_b = np.array([one.hbm for one in b])[None, :]
+    busy_a = np.array([one.hbm > 0 or one.tensor > 0 for one in a])[:, None]
+    busy_b = np.array([one.hbm > 0 or one.tensor > 0 for one in b])[None, :]
+    excess = np.maximum(0.0, (hbm_a + hbm_b) / USABLE_HBM - 1.0)
     return tuple(  # type: ignore[return-value]
-        (1.0 + (excess * own.hbm / USABLE_HBM if other.hbm else 0.0)) * _crowding(sms, overlap, other)
-        for own, other, sms in ((a, b, split[0]), (b, a, split[1]))
+        (1.0 + np.where(other > 0, excess * own / USABLE_HBM, 0.0))
+        * np.where(busy & (overlap > 0), sms / (sms - overlap / 2.0), 1.0)
+        for own, other, busy, sms in ((hbm_a, hbm_b, busy_b, split[0]), (hbm_b, hbm_a, busy_a, split[1]))
     )
-
-
-def _crowding(sms: int, overlap: int, other: Demand) -> float:
-    if not overlap or not (other.hbm or other.tensor):
-        return 1.0
-    return sms / (sms - overlap / 2.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sim.cost.base import Curve, EnergyTerms
-from sim.cost.contention import slowdown_factors
+from sim.cost.contention import slowdown_factors, slowdown_table
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching, grid_tokens
 from sim.cost.memory import MemoryPlan, plan_memory
@@ -218,6 +218,13 @@ class ProfiledCost:
     def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
         """Factors >= 1 on the solo times of two launches side by side; see `sim.cost.contention`."""
         return slowdown_factors(self.solo(a, split[0]).demand, self.solo(b, split[1]).demand, split, overlap)
+
+    def slowdowns(
+        self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
+    ) -> tuple[Floats, Floats]:
+        """`slowdown` of every a beside every b, shape (len(a), len(b)) each; the solo prices are taken once."""
+        demands = [[self.solo(one, sms).demand for one in side] for side, sms in zip((a, b), split, strict=True)]
+        return slowdown_table(demands[0], demands[1], split, overlap)
 
     def compile(
         self,
