@@ -16,6 +16,7 @@ from sim.engine.clock import ARRIVAL, TRANSFER, Clock
 from sim.engine.layout import (
     BUSY_S,
     BY_ADMISSION,
+    CONTENTION_SM_S,
     DECISIONS,
     DECODE_KV,
     DENSE_TOKENS,
@@ -26,6 +27,8 @@ from sim.engine.layout import (
     GRAPH_LAUNCHES,
     HEAD_ROWS,
     HOST_BOUND_S,
+    HOST_SM_S,
+    IDLE_LANE_SM_S,
     ITERATIONS,
     KV_BLOCK_S,
     N_WAIT,
@@ -34,6 +37,7 @@ from sim.engine.layout import (
     RUN_AREA,
     SM_S,
     STEP_FIELDS,
+    TAIL_SM_S,
     WAIT_AREA,
     Requests,
     make_plan,
@@ -68,6 +72,10 @@ FLOAT_TOTALS = {
     "gpu_s": GPU_S,
     "host_bound_s": HOST_BOUND_S,
     "sm_active_s": SM_S,
+    "sm_tail_s": TAIL_SM_S,
+    "sm_host_s": HOST_SM_S,
+    "sm_contention_s": CONTENTION_SM_S,
+    "sm_idle_lane_s": IDLE_LANE_SM_S,
     "kv_block_s": KV_BLOCK_S,
     "waiting_s": WAIT_AREA,
     "running_s": RUN_AREA,
@@ -189,7 +197,9 @@ class Cluster:
             compiled=COMPILED,
         )
         inbox = self._routable[self.replica_of[self._routable] == k]
-        r = make_replica(d.num_blocks, d.block_size, seqs, order, record_steps, inbox)
+        r = make_replica(
+            d.num_blocks, d.block_size, seqs, order, record_steps, inbox, cost.gpu.sms, cost.model.layers
+        )
         a = make_plan(seqs)
         if compiled:
             ki, kf = policy.bind(d)
@@ -351,12 +361,11 @@ def _records(cluster: Cluster, end_s: float) -> RunRecords:
         frames = []
         for replica in cluster.replicas:
             frame = pd.DataFrame(np.concatenate(replica.steps), columns=list(STEP_FIELDS))
-            frame.insert(0, "lane", 0)
             frame.insert(0, "replica", replica.index)
             frames.append(frame)
         steps = pd.concat(frames, ignore_index=True)
         steps = steps.sort_values(["start_s", "replica"], kind="stable", ignore_index=True)
-        whole = [name for name in STEP_FIELDS if not name.endswith("_s")]
+        whole = [name for name in STEP_FIELDS if name != "slowdown" and not name.endswith("_s")]
         steps[whole] = steps[whole].astype(np.int64)
         steps["graph"] = steps["chunks"] == 0
     return RunRecords(

@@ -20,18 +20,7 @@ from sim.cost.step import (
     prefill_attention_s,
     prefill_attention_sm,
 )
-from sim.engine.cohort import (
-    add_ready,
-    drop_partial,
-    fail,
-    finish,
-    join,
-    leave,
-    log_gap,
-    open_epoch,
-    preempt,
-    widen_epochs,
-)
+from sim.engine.cohort import fail, preempt
 from sim.engine.layout import (
     BLOCK,
     BURST,
@@ -42,16 +31,11 @@ from sim.engine.layout import (
     COMMITTED,
     CONTEXT,
     DECISIONS,
-    DECODE,
     DECODE_ALL,
     DECODE_KV,
     DENSE_TOKENS,
     E_BLOCKS,
-    E_CHUNK,
-    E_PHASE,
-    E_SLOTS,
     E_TABLE,
-    E_ZERO,
     EAGER_LAUNCHES,
     ERROR,
     FREE,
@@ -59,8 +43,8 @@ from sim.engine.layout import (
     GRAPH_LAUNCHES,
     GUARD,
     HEAD_ROWS,
-    HELD,
     HOST_BOUND_S,
+    HOST_SM_S,
     IN_CHUNKS,
     IN_DECODE,
     IN_GPU_S,
@@ -70,16 +54,12 @@ from sim.engine.layout import (
     INBOX_NEXT,
     ITERATIONS,
     KV_BLOCK_S,
-    LAST_END,
     LOG_CAP,
     LOG_STEPS,
+    MODEL_LAYERS,
     N_CHUNKS,
     N_DONE,
-    N_HEAP,
-    N_HOLD,
-    N_JOINING,
     N_LOG,
-    N_PARTIAL,
     N_PREEMPT,
     N_READY,
     N_RUN,
@@ -88,19 +68,20 @@ from sim.engine.layout import (
     NOW,
     PAIRS,
     PART,
-    PREFILL,
     PREFILL_KV,
     PURE_DECODES,
-    READY,
     REPEAT,
     SM_S,
+    SMS,
     STEP,
     STEP_START,
+    TAIL_SM_S,
     TO_BACK,
     TOTAL,
     WAITING,
 )
-from sim.engine.queues import push_running, push_waiting, remove_waiting
+from sim.engine.queues import push_waiting
+from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, take_chunk
 from sim.jit import jit
 
 
@@ -214,151 +195,21 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     fv[GPU_S] += gpu_s
     if host_s > gpu_s:
         fv[HOST_BOUND_S] += host_s - gpu_s
-    fv[SM_S] += sm_s
+    # SM-seconds of the step: idle for the host, active, and the rest in waves' tails
+    waiting = max(0.0, seconds - gpu_s)
+    active = min(sm_s, iv[SMS] * (seconds - waiting))
+    fv[SM_S] += active
+    fv[HOST_SM_S] += iv[SMS] * waiting
+    fv[TAIL_SM_S] += iv[SMS] * (seconds - waiting) - active
     fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE]) * seconds
     if iv[LOG_STEPS] == 1:
-        _log_step(r, q, start, end, tokens, chunks, batch, context)
+        log_step(q, r, start, end, 0, iv[SMS], iv[MODEL_LAYERS], tokens, batch, 1.0)
     if iv[IN_DECODE] == 1:
-        _commit_decode(q, r, end)
+        commit_decode(q, r, end)
     for c in range(chunks):
-        _commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
+        commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
     fv[STEP_START] = end
     iv[COMMITTED] += 1
-
-
-@jit
-def _log_step(
-    r: Any, q: Any, start: float, end: float, tokens: int, chunks: int, batch: int, context: int
-) -> None:
-    history = 0
-    for c in range(chunks):
-        history += q.computed[r.chunk_id[c]]
-    at = r.iv[N_STEPLOG] * 7
-    r.steplog[at] = start
-    r.steplog[at + 1] = end
-    r.steplog[at + 2] = float(tokens)
-    r.steplog[at + 3] = float(chunks)
-    r.steplog[at + 4] = float(history)
-    r.steplog[at + 5] = float(batch)
-    r.steplog[at + 6] = float(context)
-    r.iv[N_STEPLOG] += 1
-
-
-@jit
-def _commit_decode(q: Any, r: Any, end: float) -> None:
-    iv = r.iv
-    joining = iv[N_JOINING]
-    veterans = iv[COHORT] - joining
-    if veterans > 0:
-        gap = end - r.fv[LAST_END]
-        log_gap(r, gap, end, veterans)
-        widen_epochs(r, gap)
-    for n in range(joining):
-        i = r.ready[n]
-        gap = end - q.last_s[i]
-        log_gap(r, gap, end, 1)
-        q.max_itl_s[i] = max(q.max_itl_s[i], gap)
-    iv[CONTEXT] += iv[COHORT]
-    iv[STEP] += 1
-    r.fv[LAST_END] = end
-    if joining > 0:
-        open_epoch(q, r, iv[STEP])
-        iv[N_READY] -= joining
-        iv[N_JOINING] = 0
-        for n in range(iv[N_READY]):
-            r.ready[n] = r.ready[n + joining]
-    while iv[N_HEAP] > 0 and r.heap_key[0] == iv[STEP]:
-        i = r.heap_id[0]
-        leave(q, r, i)
-        finish(q, r, i, end)
-
-
-@jit
-def _commit_chunk(q: Any, r: Any, i: int, tokens: int, end: float) -> None:
-    q.computed[i] += tokens
-    if q.computed[i] < q.target[i]:
-        return
-    drop_partial(r, i)
-    if q.generated[i] == 0:
-        q.first_token_s[i] = end
-    else:
-        gap = end - q.last_s[i]
-        log_gap(r, gap, end, 1)
-        q.max_itl_s[i] = max(q.max_itl_s[i], gap)
-    q.generated[i] += 1
-    q.last_s[i] = end
-    if q.generated[i] == q.output[i]:
-        finish(q, r, i, end)
-    else:
-        add_ready(q, r, i)
-
-
-@jit
-def _take_chunk(q: Any, r: Any, a: Any, c: int) -> None:
-    """Validate chunk c of the plan, admit its request if it waits, and hold its blocks."""
-    iv = r.iv
-    i, tokens = a.chunk_id[c], a.chunk_tokens[c]
-    if q.phase[i] == WAITING:
-        if iv[N_RUN] + 1 >= len(r.ready):
-            fail(r, E_SLOTS, i)
-            return
-        remove_waiting(q, r, i, r.fv[NOW])
-        push_running(q, r, i, r.fv[NOW])
-        if q.first_scheduled_s[i] != q.first_scheduled_s[i]:
-            q.first_scheduled_s[i] = r.fv[NOW]
-        q.phase[i] = PREFILL
-        r.partial[iv[N_PARTIAL]] = i
-        iv[N_PARTIAL] += 1
-    elif q.phase[i] != PREFILL:
-        fail(r, E_PHASE, i)
-        return
-    # `joined` means nothing before decoding: it marks the decision in which a chunk was taken
-    if q.joined[i] == -iv[DECISIONS]:
-        fail(r, E_ZERO, i)
-        return
-    q.joined[i] = -iv[DECISIONS]
-    if tokens < 1 or tokens > q.target[i] - q.computed[i]:
-        fail(r, E_CHUNK, i)
-        return
-    reserve = max(a.chunk_reserve[c], q.computed[i] + tokens)
-    need = -(-min(reserve, q.target[i]) // iv[BLOCK]) - q.blocks[i]
-    if need > iv[FREE]:
-        fail(r, E_BLOCKS, i)
-        return
-    if need > 0:
-        iv[FREE] -= need
-        q.blocks[i] += need
-    r.chunk_id[c] = i
-    r.chunk_tokens[c] = tokens
-
-
-@jit
-def _form_cohort(q: Any, r: Any, a: Any) -> None:
-    """Members that are to sit out leave; ready requests that may decode join, in order."""
-    iv = r.iv
-    for n in range(a.iv[N_HOLD]):
-        i = a.hold[n]
-        if q.phase[i] == DECODE:
-            leave(q, r, i)
-            add_ready(q, r, i)
-        elif q.phase[i] != READY:
-            fail(r, E_PHASE, i)
-            return
-        q.phase[i] = HELD
-    joining = 0
-    for n in range(iv[N_READY]):
-        i = r.ready[n]
-        if q.phase[i] == READY:
-            # stable partition: joiners in front, held ones behind
-            for m in range(n, joining, -1):
-                r.ready[m] = r.ready[m - 1]
-            r.ready[joining] = i
-            joining += 1
-    iv[N_JOINING] = joining
-    for n in range(joining):
-        join(q, r, r.ready[n])
-    for n in range(joining, iv[N_READY]):
-        q.phase[r.ready[n]] = READY
 
 
 @jit
@@ -372,7 +223,7 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     tokens, chunks = 0, a.iv[N_CHUNKS]
     attention_s, attention_sm, pairs, keys = 0.0, 0.0, 0, 0
     for c in range(chunks):
-        _take_chunk(q, r, a, c)
+        take_chunk(q, r, a, c)
         if iv[ERROR] != 0:
             return False
         size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]]
@@ -386,7 +237,7 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
         keys += size + history
     batch = 0
     if a.iv[DECODE_ALL] == 1 and iv[COHORT] + iv[N_READY] > 0:
-        _form_cohort(q, r, a)
+        form_cohort(q, r, a)
         batch = iv[COHORT]
         need = r.block_phase[iv[STEP] % iv[BLOCK]]
         if need > iv[FREE]:

@@ -32,7 +32,16 @@ DENSE_TOKENS, HEAD_ROWS, PAIRS, PREFILL_KV, DECODE_KV = 32, 33, 34, 35, 36
 GRAPH_LAUNCHES, EAGER_LAUNCHES, FLAGGED = 37, 38, 39
 ERROR, ERROR_ID, PART = 40, 41, 42
 INBOX_NEXT = 43  # first entry of the inbox that has not arrived yet
-INTEGERS = 44
+DUE, LAYERS_DONE, BLOCKED = (
+    44,
+    45,
+    46,
+)  # two lanes: a decision is due; layers of the open prefill batch; stalled
+SMS, MODEL_LAYERS = 47, 48
+LANES = 49  # first of the lanes' own fields
+LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
+LANE_INTEGERS = 6
+INTEGERS = 61
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
 
@@ -41,11 +50,29 @@ NOW, STEP_START, LAST_END = 0, 1, 2  # last boundary; start of the step in fligh
 BUSY_S, GPU_S, HOST_BOUND_S, SM_S, KV_BLOCK_S = 3, 4, 5, 6, 7
 WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
 IN_GPU_S, IN_SM_S, IN_HOST_S = 12, 13, 14  # of a launch with chunks, priced once at launch
-FLOATS = 15
+TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, IDLE_LANE_SM_S = 15, 16, 17, 18  # SM-seconds lost, by class
+LANES_F = 19
+LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO, LANE_GPU, LANE_SM, LANE_HELD = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+)
+LANE_FLOATS = 8
+FLOATS = 35
+
+PREFILL_LANE, DECODE_LANE = 0, 1
+PREFILL_ITEM, DECODE_ITEM, MIXED_ITEM = 1, 2, 3
 
 # Plan.iv
 DECODE_ALL, N_CHUNKS, N_PREEMPT, N_HOLD, REPEAT, GUARD, TO_BACK = 0, 1, 2, 3, 4, 5, 6
-PLAN_INTEGERS = 7
+# of two lanes: launch on the prefill lane (layers > 0; with the decodes aboard if P_MIXED) and on the decode lane
+P_LAYERS, P_PART, P_MIXED, D_LAUNCH, D_PART = 7, 8, 9, 10, 11
+PLAN_INTEGERS = 12
 
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512
@@ -53,13 +80,14 @@ LOG_CAP = 1 << 15
 POLICY_SLOTS = 16
 
 # errors that a plan can make, Replica.iv[ERROR]
-OK, E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_ZERO, E_TABLE = 0, 1, 2, 3, 4, 5, 6
+OK, E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_ZERO, E_TABLE, E_LANE = 0, 1, 2, 3, 4, 5, 6, 7
 ERROR_TEXT = {
     E_BLOCKS: "needs more KV blocks than are free",
     E_CHUNK: "was given a chunk that is empty or longer than what is left of its prompt",
     E_PHASE: "was named for something that its state does not allow",
     E_SLOTS: "is one more running request than the policy declared as its maximum",
     E_ZERO: "was repeated within one plan",
+    E_LANE: "was launched on a lane that is busy, on SM sets that the policy did not declare, or evicted in flight",
     E_TABLE: "makes the step larger than the price tables that the policy asked for",
 }
 
@@ -130,11 +158,15 @@ class PlanArrays(NamedTuple):
 STEP_FIELDS = (
     "start_s",
     "end_s",
+    "lane",
+    "sms",
+    "layers",
     "prefill_tokens",
     "chunks",
     "history_tokens",
     "decode_batch",
     "context_sum",
+    "slowdown",
 )
 
 
@@ -182,7 +214,14 @@ def make_requests(workload: Workload) -> Requests:
 
 
 def make_replica(
-    num_blocks: int, block_size: int, max_seqs: int, run_order: int, record_steps: bool, inbox: Any
+    num_blocks: int,
+    block_size: int,
+    max_seqs: int,
+    run_order: int,
+    record_steps: bool,
+    inbox: Any,
+    sms: int,
+    layers: int,
 ) -> Replica:
     """An idle replica with all its blocks free, to which the requests of `inbox` will come."""
     slots = max_seqs + 1
@@ -193,6 +232,8 @@ def make_replica(
     iv[BLOCK] = block_size
     iv[RUN_ORDER] = run_order
     iv[LOG_STEPS] = int(record_steps)
+    iv[SMS] = sms
+    iv[MODEL_LAYERS] = layers
     return Replica(
         iv=iv,
         fv=_floats(FLOATS),
