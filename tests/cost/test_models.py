@@ -1,0 +1,151 @@
+"""Model shapes: the built-in table against published figures, and Hugging Face configurations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sim.cost.model import from_config, list_models, load_model
+from sim.errors import SimctlError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+MISTRAL = {
+    **LLAMA,
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "dtype": "bfloat16",
+}
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 5120,
+    "ffn_dim": 20480,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+}
+
+
+# KV bytes per token as published for serving studies; parameters in billions as the models' cards say
+@pytest.mark.parametrize(
+    ("name", "kv_bytes", "billions"),
+    [
+        ("yi-6b", 65_536, 6.06),
+        ("llama-2-7b", 524_288, 6.74),
+        ("llama-2-70b", 327_680, 68.98),
+        ("llama-3.1-8b", 131_072, 8.03),
+        ("llama-3.1-70b", 327_680, 70.55),
+        ("llama-3.1-405b", 516_096, 405.85),
+        ("mistral-7b", 131_072, 7.24),
+        ("qwen3-8b", 147_456, 8.19),
+        ("qwen3-32b", 262_144, 32.76),
+        ("opt-13b", 819_200, 12.85),
+        ("opt-66b", 2_359_296, 65.72),
+        ("opt-175b", 4_718_592, 174.6),
+    ],
+)
+def test_kv_bytes_and_parameters_match_published_figures(name, kv_bytes, billions):
+    model = load_model(name)
+    assert model.kv_bytes_per_token() == kv_bytes
+    assert model.params() / 1e9 == pytest.approx(billions, rel=0.002)
+    assert model.weight_bytes() == 2 * model.params()
+
+
+def test_kv_of_512_tokens_of_opt_66b_is_1_125_gib():
+    assert 512 * load_model("opt-66b").kv_bytes_per_token() == 1.125 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("config", "builtin"),
+    [(LLAMA, "llama-3.1-8b"), (MISTRAL, "mistral-7b"), (QWEN3, "qwen3-8b"), (OPT, "opt-13b")],
+)
+def test_a_configuration_gives_the_builtin_shape(tmp_path, config, builtin):
+    folder = tmp_path / "Some-Model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = load_model(builtin)
+    for given in (folder, folder / "config.json"):
+        model = load_model(str(given))
+        assert model.name == "some-model"
+        assert model.params() == expected.params()
+        assert model.kv_bytes_per_token() == expected.kv_bytes_per_token()
+        assert (model.window, model.max_context) == (expected.window, expected.max_context)
+
+
+def test_every_builtin_has_a_source_and_whole_groups():
+    for model in list_models():
+        assert model.source
+        assert model.q_heads == model.group * model.kv_heads
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": 8}, "mixtures of experts"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not modelled"),
+        ({"hidden_size": None}, "'hidden_size' must be a whole number"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"torch_dtype": "int8"}, "dtype 'int8'"),
+        ({"num_key_value_heads": 5}, "no multiple"),
+    ],
+)
+def test_other_configurations_are_refused_with_the_key(change, message):
+    with pytest.raises(SimctlError, match=message):
+        from_config({**LLAMA, **change}, where="x/config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("llama-3.1-8", "Did you mean 'llama-3.1-8b'"),
+        ("qwen3-235b-a22b", "mixture of experts"),
+        ("deepseek-v3", "latent attention"),
+        ("no/such/config.json", "does not exist"),
+    ],
+)
+def test_unknown_and_unsupported_names_get_one_sentence(name, message):
+    with pytest.raises(SimctlError, match=message):
+        load_model(name)
+
+
+def test_a_broken_file_is_named(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    with pytest.raises(SimctlError, match=r"config\.json' is not readable JSON"):
+        load_model(str(path))
+    path.write_text("[]")
+    with pytest.raises(SimctlError, match="one JSON object"):
+        load_model(str(path))
