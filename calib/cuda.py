@@ -22,6 +22,12 @@ def module(name: str) -> Any:
     return cupy.RawModule(code=source(name), options=("-std=c++17",))
 
 
+@cache
+def function(name: str, entry: str) -> Any:
+    """The kernel `entry` of `calib/csrc/<name>.cu`."""
+    return module(name).get_function(entry)
+
+
 def on_stream(pointer: int) -> Any:
     """A context manager that makes CuPy launch on the CUDA stream at `pointer`."""
     import cupy
@@ -44,7 +50,7 @@ class Probe:
         cupy.cuda.runtime.deviceSynchronize()
         external = on_stream(stream)
         with external:
-            module("smid_probe").get_function("record_smid")((ctas,), (1024,), (seen, cupy.int64(RESIDENT_CYCLES)))
+            function("smid_probe", "record_smid")((ctas,), (1024,), (seen, cupy.int64(RESIDENT_CYCLES)))
         external.synchronize()
         return frozenset(int(i) for i in cupy.asnumpy(seen))
 
@@ -53,7 +59,7 @@ class Probe:
         import cupy
 
         out = cupy.zeros(1, dtype=cupy.uint32)
-        module("smid_probe").get_function("record_nsmid")((1,), (1,), (out,))
+        function("smid_probe", "record_nsmid")((1,), (1,), (out,))
         return int(out[0])
 
 
@@ -62,7 +68,7 @@ def hold(stream: int, cycles: int) -> None:
     import cupy
 
     with on_stream(stream):
-        module("smid_probe").get_function("hold")((1,), (32,), (cupy.int64(cycles),))
+        function("smid_probe", "hold")((1,), (32,), (cupy.int64(cycles),))
 
 
 def read_words(stream: int, pointer: int, words: int, sink: int, ctas: int, watched: int = 0) -> None:
@@ -71,4 +77,4 @@ def read_words(stream: int, pointer: int, words: int, sink: int, ctas: int, watc
 
     args = (cupy.uint64(pointer), cupy.uint64(words), cupy.uint32(watched), cupy.uint64(sink))
     with on_stream(stream):
-        module("stream_read").get_function("stream_read")((ctas,), (512,), args)
+        function("stream_read", "stream_read")((ctas,), (512,), args)

@@ -15,6 +15,10 @@ from sim.errors import CalibrationError
 NORMAL, HIGH = "normal", "high"
 
 
+class LeakError(CalibrationError):
+    """Kernels ran on SMs that their partition does not own, or not on all that it does."""
+
+
 @dataclass
 class Partition:
     """A set of `sms` SMs. `stream(priority)` gives a torch stream confined to it, made once and reused."""
@@ -45,10 +49,11 @@ class Mechanism(Protocol):
         ...
 
 
-def legal_sizes(total: int, minimum: int, alignment: int) -> list[int]:
-    """Sizes that side A can have with a non-empty side B, ascending."""
+def legal_sizes(total: int, minimum: int, alignment: int, most: int = 16) -> list[int]:
+    """At most `most` evenly spaced sizes that side A can have with a non-empty side B, ascending."""
     first = -(-minimum // alignment) * alignment
-    return list(range(first, total, alignment))
+    sizes = list(range(first, total, alignment))
+    return sizes[:: -(-len(sizes) // most)] if sizes else []
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
@@ -140,13 +145,13 @@ def whole_gpu(total: int, name: str = "all") -> Partition:
 
 
 def prove(partition: Partition, smids: Callable[[Any], frozenset[int]]) -> frozenset[int]:
-    """The SM ids that `partition` uses; raises CalibrationError if they are not as many as promised.
+    """The SM ids that `partition` uses; raises LeakError if they are not as many as promised.
 
     `smids(stream)` launches a probe on the stream and returns the ids seen.
     """
     seen = smids(partition.stream())
     if len(seen) != partition.sms:
-        raise CalibrationError(
+        raise LeakError(
             f"Partition {partition.name} promised {partition.sms} SMs, but its kernels ran on {len(seen)}: "
             "the SM mask leaks or is not honoured, so no profile is written."
         )
@@ -155,10 +160,10 @@ def prove(partition: Partition, smids: Callable[[Any], frozenset[int]]) -> froze
 
 
 def prove_split(a: Partition, b: Partition, smids: Callable[[Any], frozenset[int]]) -> None:
-    """Prove both sides and that they are disjoint; raises CalibrationError otherwise."""
+    """Prove both sides and that they are disjoint; raises LeakError otherwise."""
     both = prove(a, smids) & (prove(b, smids) if b.sms else frozenset())
     if both:
-        raise CalibrationError(
+        raise LeakError(
             f"Partitions {a.name} and {b.name} should be disjoint but share the SMs {sorted(both)}: "
             "the SM mask leaks, so no profile is written."
         )

@@ -193,11 +193,12 @@ class DecodeAttention(_Paged):
 
 
 def context_columns(contexts: Sequence[int]) -> dict[str, Any]:
-    """Batch size, sum, mean and maximum of the contexts."""
+    """Batch size, sum, mean and maximum of the contexts, and the list where they differ."""
     total = sum(contexts)
     return {
         "decode_batch": len(contexts),
         "context_sum": total,
         "context_mean": total / len(contexts) if len(contexts) else 0.0,
         "context_max": max(contexts, default=0),
+        "decode_contexts": joined(contexts) if len(set(contexts)) > 1 else "",
     }

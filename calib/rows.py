@@ -1,0 +1,161 @@
+"""The one row schema of all sweeps, and the files that hold rows: a checkpoint while a sweep runs, then csv.gz."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+# A row is one measured time. Lists are joined with ";", absent values stay empty. Seconds, bytes, MHz, watts.
+SHAPE = (
+    "kind",  # gemm, lm_head, norm, ..., prefill_layer, decode_step, mixed_step, host
+    "label",  # linear layer's role, attention back end, library, or the name of a host cost
+    "m",  # rows of the linear layers
+    "n",
+    "k",
+    "q_tokens",  # new tokens of each chunk
+    "history_tokens",  # tokens of each chunk that are in the cache already
+    "decode_batch",
+    "context_mean",
+    "context_sum",  # each context includes the token being computed
+    "context_max",
+    "decode_contexts",  # each context, where they differ
+    "layers",
+    "attention",  # fa2, fa3, sdpa: back end of prefill attention
+    "sms",
+    "priority",  # normal, high
+)
+NEIGHBOUR = tuple(
+    f"neighbour_{name}"
+    for name in (
+        "kind",
+        "label",
+        "m",
+        "q_tokens",
+        "history_tokens",
+        "decode_batch",
+        "context_sum",
+        "context_max",
+        "sms",
+        "priority",
+        "mode",  # disjoint, half, whole (overlapping sets), streams (no partition)
+        "start_s",  # span of the neighbour's work relative to the start of this one's
+        "end_s",
+    )
+)
+TIMES = (
+    "launch",  # graph, eager
+    "time_s",  # median
+    "p25_s",
+    "p75_s",
+    "min_s",
+    "max_s",
+    "sd_s",
+    "mean_s",
+    "count",
+    "alone_s",  # the same work on the same SMs with no neighbour, measured in the same block
+    "host_s",  # host time to launch once
+    "sm_mhz",
+    "power_w",
+    "throttled",
+    "elapsed_s",  # since the start of a long run
+    "flops",
+    "bytes",
+    "error",  # against float32
+)
+KERNEL = ("kernel", "grid", "block", "smem_bytes")
+ORIGIN = ("seed", "unix_s", "point", "skip")
+COLUMNS = ("sweep", "model", *SHAPE, *NEIGHBOUR, *TIMES, *KERNEL, *ORIGIN)
+
+
+def row(sweep: str, **values: Any) -> dict[str, Any]:
+    """A row with only schema columns; raises KeyError on another name, drops absent values."""
+    unknown = set(values) - set(COLUMNS)
+    if unknown:
+        raise KeyError(f"not a column: {sorted(unknown)}")
+    return {"sweep": sweep, **{name: value for name, value in values.items() if not absent(value)}}
+
+
+def absent(value: Any) -> bool:
+    """None, NaN or an empty string."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def as_neighbour(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape columns of one side as `neighbour_*` columns of the other."""
+    return {f"neighbour_{k}": v for k, v in shape.items() if f"neighbour_{k}" in NEIGHBOUR}
+
+
+class Checkpoint:
+    """Appends rows to a JSON-lines file; every `append` is on disk when it returns.
+
+    A kill can cut the last line short: opening drops what follows the last whole line.
+    """
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[dict[str, Any]] = []
+        if resume and path.exists():
+            self.rows, size = read_lines(path)
+            os.truncate(path, size)
+        elif path.exists():
+            path.unlink()
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for item in rows:
+            self.rows.append(dict(item))
+            self._file.write(json.dumps(item, separators=(",", ":"), default=float) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def done(self) -> set[str]:
+        """Keys of the points that have a row."""
+        return {item["point"] for item in self.rows if "point" in item}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Rows of a checkpoint and the size in bytes of its whole lines."""
+    rows, size = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+            size += len(line)
+    return rows, size
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a table: schema order, columns that no row fills left out."""
+    table = pd.DataFrame(list(rows))
+    return table[[name for name in COLUMNS if name in table.columns]]
+
+
+def write_table(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as gzipped CSV, bytes independent of the clock, replacing `path` in one step."""
+    text = frame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:
+        packed.write(text.encode())
+    part.replace(path)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table written by `write_table`; list and name columns stay text."""
+    text = ("q_tokens", "history_tokens", "neighbour_q_tokens", "neighbour_history_tokens")
+    text += ("decode_contexts", "label", "neighbour_label", "point", "skip")
+    return pd.read_csv(path, dtype=dict.fromkeys(text, str))

@@ -1,0 +1,43 @@
+"""All sweeps by name; `--operator NAME` picks among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calib.sweep import Sweep
+from calib.sweeps.corun import CorunSweep, OperatorPairSweep, StaggerSweep
+from calib.sweeps.operators import operator_sweeps
+from calib.sweeps.others import ErrorSweep, HostSweep, KernelSweep, RandomSweep
+from calib.sweeps.steps import DecodeStepSweep, HotSweep, PrefillLayerSweep, StepSweep
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+
+def all_sweeps(random: int, seed: int) -> list[Sweep]:
+    """Every sweep in the order in which they run; `random` held-out shapes of each kind are drawn from `seed`."""
+    sweeps: list[Sweep] = [
+        ErrorSweep(),
+        KernelSweep(),
+        HostSweep(),
+        *operator_sweeps(),
+        PrefillLayerSweep(),
+        DecodeStepSweep(),
+        StepSweep(),
+        CorunSweep(),
+        OperatorPairSweep(),
+        StaggerSweep(),
+        HotSweep(),
+    ]
+    return [*sweeps, RandomSweep(random, seed)] if random else sweeps
+
+
+def chosen_sweeps(names: Sequence[str], random: int, seed: int) -> list[Sweep]:
+    """The sweeps called `names`, or all; raises SimctlError on a name that is none."""
+    sweeps = all_sweeps(random, seed)
+    known = {sweep.name: sweep for sweep in sweeps}
+    for name in names:
+        if name not in known:
+            raise SimctlError(
+                f"There is no operator '{name}' to calibrate; there are {', '.join(known)}.{nearest(name, known)}"
+            )
+    return [sweep for sweep in sweeps if not names or sweep.name in names]
