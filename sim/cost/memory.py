@@ -68,7 +68,7 @@ def plan_memory(
     block_bytes = block_size * model.kv_bytes_per_token()
     if room < block_bytes:
         raise SimctlError(
-            f"{model.name} does not fit on {gpu.name}: {_gib(gpu.hbm_bytes)} x {gpu_memory_utilization:g} = "
+            f"{model.name} does not fit on {gpu.name}: {_gib(gpu.hbm_bytes)} GiB x {gpu_memory_utilization:g} = "
             f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
             f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime, leaves "
             f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."
