@@ -1,6 +1,6 @@
 """The analytic spec profile: a roofline with explicit tiles, waves and bandwidth that saturates over SMs.
 
-Forms after `gemm`, `blocks` and `waves and splits` of public fits (see docs); every curve is an extrapolation
+Forms after `gemm`, `blocks` and `waves and splits` of public fits (sources in spec.yaml); every curve is an extrapolation
 from a data sheet and a few measurements, and says so. All forms are monotone in tokens, context and SMs.
 """
 
@@ -137,7 +137,7 @@ class RooflineCurve:
                 compute = wave * (tile + self.terms.wave_s)
                 # partial sums of a split go out and back in 32 bit
                 partial = 8.0 * split * shape.m * shape.n if split > 1 else 0.0
-                memory = (moved + partial) / self.bandwidth(min(sms, columns * split), clock)
+                memory = (moved + partial) / self.bandwidth(np.minimum(sms, columns * split), clock)
                 seconds = self._both(compute, memory)
                 better = seconds < best
                 best = np.where(better, seconds, best)
