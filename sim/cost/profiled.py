@@ -223,7 +223,9 @@ class ProfiledCost:
         self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
     ) -> tuple[Floats, Floats]:
         """`slowdown` of every a beside every b, shape (len(a), len(b)) each; the solo prices are taken once."""
-        demands = [[self.solo(one, sms).demand for one in side] for side, sms in zip((a, b), split, strict=True)]
+        demands = [
+            [self.solo(one, sms).demand for one in side] for side, sms in zip((a, b), split, strict=True)
+        ]
         return slowdown_table(demands[0], demands[1], split, overlap)
 
     def compile(

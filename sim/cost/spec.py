@@ -1,7 +1,7 @@
 """The analytic spec profile: a roofline with explicit tiles, waves and bandwidth that saturates over SMs.
 
-Forms after `gemm`, `blocks` and `waves and splits` of public fits (sources in spec.yaml); every curve is an extrapolation
-from a data sheet and a few measurements, and says so. All forms are monotone in tokens, context and SMs.
+Forms after public fits (sources in spec.yaml); every curve is an extrapolation from a data sheet and a few
+measurements, and says so. All forms are monotone in tokens, context and SMs.
 """
 
 from __future__ import annotations
