@@ -81,9 +81,12 @@ def _arrivals(figure: Any, go: Any, arrival_s: NDArray[np.float64], bin_s: int) 
 
 
 def _distribution(values: NDArray[np.float64]) -> tuple[list[float], list[float]]:
-    """Points of the empirical distribution function, thinned to what a screen can show."""
+    """Points of the empirical distribution function, thinned to what a screen can show, the tail whole."""
     ordered = np.sort(values)
-    pick = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), 1000)).astype(np.int64))
+    last = len(ordered) - 1
+    pick = np.union1d(
+        np.linspace(0, last, min(last + 1, 1000)).astype(np.int64), np.arange(max(0, last - 99), last + 1)
+    )
     return ordered[pick].tolist(), ((pick + 1) / (len(ordered) + 1)).tolist()
 
 

@@ -106,6 +106,20 @@ class WorkloadSpec(Section):
     on_overlength: Literal["reject", "truncate"] = "reject"
     rescale: Literal["stretch", "redraw"] = "stretch"
     max_new_tokens: MaxNewTokens = "actual"
+    # how to read and thin a trace where its reader should not decide
+    format: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns", "iso"] | None = None
+    columns: dict[str, str] | None = None
+    on_zero: Literal["drop", "clamp"] | None = None
+    subsample: Positive | None = None
+    shuffle: bool | None = None
+    spread_s: Positive | None = None
+    # rank correlation of generated lengths, shape of bursts, classes
+    spearman: Annotated[float, Field(gt=-1, lt=1, allow_inf_nan=False)] | None = None
+    on_s: Positive | None = None
+    off_s: NonNegative | None = None
+    minute_profile: str | None = None
+    slo_class: str | dict[str, NonNegative] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSpec:

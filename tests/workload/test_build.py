@@ -359,3 +359,9 @@ def test_peer_workload_is_the_common_one():
     assert large.output_tokens.sum() == 1_932_652
     assert large.arrival_s[0] == 1.0
     assert (len(peer_workload(1000, 11)), large.prompt_tokens.max()) == (1000, 6000)
+
+
+def test_the_experiment_file_has_the_same_keys():
+    from sim.config.schema import WorkloadSpec
+
+    assert set(WorkloadSpec.model_fields) == set(WORKLOAD_KEYS)
