@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.cohort import blocks_now, decode_need, needs_block
+from sim.engine.cohort import blocks_now, decode_need, generated_now, needs_block
 from sim.engine.lane import begin, execute
 from sim.engine.layout import (
     BLOCK,
@@ -41,8 +41,8 @@ BUDGET, SEQS, WATERMARK, ONE_PREFILL = 0, 1, 2, 3
 
 
 @jit
-def _decodes_in_order(q: Any, r: Any, a: Any) -> int:
-    """Give decodes their slot in order, evicting from the end; returns how many decode."""
+def _decodes_in_order(q: Any, r: Any, a: Any) -> tuple[int, int]:
+    """Give decodes their slot in order, evicting from the end; returns how many decode, and the free blocks."""
     iv = r.iv
     free, scheduled = iv[FREE], 0
     last = iv[RUN_TAIL]
@@ -63,7 +63,21 @@ def _decodes_in_order(q: Any, r: Any, a: Any) -> int:
             scheduled += 1
             after = q.next[i] if i != last else -1
         i = after
-    return scheduled
+    return scheduled, free
+
+
+@jit
+def _admit(q: Any, r: Any, a: Any, ki: Any, i: int, free: int, budget: int) -> int:
+    """Give the head of the queue its chunk and the blocks of its whole prompt; returns these, 0 if it must wait."""
+    if budget <= 0 or (ki[ONE_PREFILL] == 1 and a.iv[N_CHUNKS] > 0):
+        return 0
+    # the evicted recompute what they have generated, too
+    target = q.prompt[i] + generated_now(q, r, i)
+    need: int = -(-target // r.iv[BLOCK])
+    if free - need < ki[WATERMARK]:
+        return 0
+    add_chunk(a, i, min(target, budget), target)
+    return need
 
 
 @jit
@@ -77,7 +91,7 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
     if decodes > 0:
         free -= decode_need(q, r)
         if free < 1:
-            decodes = _decodes_in_order(q, r, a)
+            decodes, free = _decodes_in_order(q, r, a)
     budget = ki[BUDGET] - decodes
     for n in range(iv[N_PARTIAL]):
         i = r.partial[n]
@@ -87,24 +101,21 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
             tokens = min(q.target[i] - q.computed[i], budget)
             add_chunk(a, i, tokens, q.target[i])
             budget -= tokens
-    if a.iv[N_PREEMPT] > 0:
-        # the evicted stand at the head of the queue and need more than they have just freed
-        return
-    running = iv[N_RUN]
-    i = iv[WAIT_HEAD]
-    while i >= 0 and budget > 0 and running < ki[SEQS]:
-        if ki[ONE_PREFILL] == 1 and a.iv[N_CHUNKS] > 0:
+    running = iv[N_RUN] - a.iv[N_PREEMPT]
+    # the evicted stand at the head of the queue, the last one first
+    at, i = a.iv[N_PREEMPT] - 1, iv[WAIT_HEAD]
+    while (at >= 0 or i >= 0) and running < ki[SEQS]:
+        need = _admit(q, r, a, ki, a.preempt[at] if at >= 0 else i, free, budget)
+        if need == 0:
             break
-        need = -(-q.target[i] // iv[BLOCK])
-        if free - need < ki[WATERMARK]:
-            break
-        tokens = min(q.target[i], budget)
-        add_chunk(a, i, tokens, q.target[i])
         free -= need
-        budget -= tokens
+        budget -= a.chunk_tokens[a.iv[N_CHUNKS] - 1]
         running += 1
-        i = q.next[i]
-    if a.iv[N_CHUNKS] == 0:
+        if at >= 0:
+            at -= 1
+        else:
+            i = q.next[i]
+    if a.iv[N_CHUNKS] == 0 and a.iv[N_PREEMPT] == 0:
         a.iv[REPEAT] = MANY
 
 

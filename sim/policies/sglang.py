@@ -3,7 +3,8 @@
 Mirrors sglang 0.4.6.post5 (srt/managers/scheduler.py get_next_batch_to_run, schedule_policy.py PrefillAdder,
 schedule_batch.py retract_decode): one chunked request at a time, admission that reserves new tokens by an adaptive
 ratio, a full flag that holds until a decode step has seen a request leave, retraction of those with the fewest
-generated tokens. Where SGLang would abort for want of memory for a chunk, the chunk is cut to what is free.
+generated tokens. Where SGLang would abort for want of memory, a chunk is cut to what is free, and in the last
+resort the chunked request is evicted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.cohort import blocks_now, generated_now
+from sim.engine.cohort import blocks_now, decode_need, generated_now, needs_block
 from sim.engine.lane import begin, execute
 from sim.engine.layout import (
     BLOCK,
@@ -82,20 +83,22 @@ def _plan_prefill(q: Any, r: Any, a: Any, ki: Any, ratio: float) -> None:
     """get_new_batch_prefill: the chunked request, then the queue while memory and budgets last."""
     iv = r.iv
     decodes = iv[COHORT] + iv[N_READY]
-    mixed = decodes if ki[MIXED] == 1 else 0
-    available = iv[FREE] * iv[BLOCK]
-    total = available - mixed - _reserved(q, r, ki[CLIP], ratio)
-    current = available - mixed
+    page, mixed, current = iv[BLOCK], 0, iv[FREE] * iv[BLOCK]
+    if ki[MIXED] == 1:
+        mixed = decodes
+        current -= decode_need(q, r) * page
+    total = current - _reserved(q, r, ki[CLIP], ratio)
     inputs, chunk = ki[MAX_PREFILL] - mixed, ki[CHUNK] - mixed
     if iv[N_PARTIAL] > 0:
         i = r.partial[0]
         left = q.target[i] - q.computed[i]
-        tokens = min(left, chunk, current)
+        tokens = min(left, chunk, current + q.blocks[i] * page - q.computed[i])
         if tokens <= 0:
             return
         add_chunk(a, i, tokens, q.computed[i] + tokens)
-        total -= tokens + (min(q.max_new[i], ki[CLIP]) if tokens == left else 0)
-        current -= tokens
+        paged = (-(-(q.computed[i] + tokens) // page) - q.blocks[i]) * page
+        total -= paged + (min(q.max_new[i], ki[CLIP]) if tokens == left else 0)
+        current -= paged
         inputs -= tokens
         chunk -= tokens
     i = iv[WAIT_HEAD]
@@ -107,13 +110,14 @@ def _plan_prefill(q: Any, r: Any, a: Any, ki: Any, ratio: float) -> None:
         if tokens + min(q.max_new[i], ki[CLIP]) >= total:
             r.policy_i[FULL] = 1
             return
-        if (tokens > inputs and a.iv[N_CHUNKS] > 0) or chunk <= 0:
-            return
         whole = tokens <= chunk
-        tokens = min(tokens, chunk)
+        if (tokens > inputs and a.iv[N_CHUNKS] > 0) or (not whole and chunk < page):
+            return
+        tokens = tokens if whole else chunk // page * page
         add_chunk(a, i, tokens, tokens)
-        total -= tokens + (min(q.max_new[i], ki[CLIP]) if whole else 0)
-        current -= tokens
+        paged = -(-tokens // page) * page
+        total -= paged + (min(q.max_new[i], ki[CLIP]) if whole else 0)
+        current -= paged
         inputs -= tokens
         chunk -= tokens
         if total <= 0 or current <= 0:
@@ -137,12 +141,13 @@ def _worse(q: Any, r: Any, i: int, j: int) -> bool:
 
 @jit
 def _retract(q: Any, r: Any, a: Any, kf: Any) -> None:
-    """Evict until `retract_decode_steps` tokens a remaining request are free; reset the ratio."""
+    """Evict until `retract_decode_steps` tokens, or a page, a remaining request are free; reset the ratio."""
     iv = r.iv
     left = iv[COHORT] + iv[N_READY]
     available = iv[FREE] * iv[BLOCK]
+    each = max(kf[RETRACT_STEPS], float(iv[BLOCK]))
     first = True
-    while left > 1 and (first or available < left * kf[RETRACT_STEPS]):
+    while left > 1 and (first or available < left * each):
         first = False
         worst = -1
         i = iv[RUN_HEAD]
@@ -153,14 +158,18 @@ def _retract(q: Any, r: Any, a: Any, kf: Any) -> None:
         add_victim(a, worst)
         available += blocks_now(q, r, worst) * iv[BLOCK]
         left -= 1
-    made, asked = 0, 0
+    made, asked, need = 0, 0, 0
     i = iv[RUN_HEAD]
     while i >= 0:
         if q.phase[i] != PREFILL and not is_victim(a, i):
             made += generated_now(q, r, i)
             asked += q.max_new[i]
+            need += needs_block(q, r, i)
         i = q.next[i]
+    if need * iv[BLOCK] > available and iv[N_PARTIAL] > 0:
+        add_victim(a, r.partial[0])  # a last decode beside a chunked prompt that has taken everything
     _set_ratio(r, min(1.0, (made + kf[RETRACT_STEPS] * left) / asked))
+    r.policy_i[DECAY_FROM] += 1  # this round's decode step does not lower it
 
 
 @jit
@@ -169,16 +178,16 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
     iv, pi = r.iv, r.policy_i
     clear_plan(a)
     a.iv[TO_BACK] = 1
-    if iv[N_RUN] == 0 and r.fv[NOW] > r.fv[STEP_START]:
-        _set_ratio(r, kf[RATIO_START])  # the server was idle in between
-    if iv[N_RUN] == 0:
-        pi[FULL] = 0
     decodes = iv[COHORT] + iv[N_READY]
     if pi[LAST_WAS_PREFILL] == 1:
         at_prefill = iv[FINISHED_COUNT] - pi[FINISHED_BEFORE]
         if pi[LAST_HAD_CHUNKED] == 1 or at_prefill > 0:
             pi[FULL] = 0  # merging the last prefill batch shrank it
         pi[SEEN_FINISHED] += at_prefill
+    if iv[N_RUN] == 0:
+        if pi[FULL] == 1 or r.fv[NOW] > r.fv[STEP_START]:
+            _set_ratio(r, kf[RATIO_START])  # a round without a batch: the server counts as idle
+        pi[FULL] = 0
     ratio = _ratio(r, kf)
     may_prefill = iv[N_PARTIAL] > 0 or (pi[FULL] == 0 and iv[WAIT_HEAD] >= 0)
     if may_prefill and decodes >= ki[SEQS]:
@@ -188,6 +197,9 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
         _plan_prefill(q, r, a, ki, ratio)
     if a.iv[N_CHUNKS] > 0:
         a.iv[DECODE_ALL] = ki[MIXED]
+        if ki[MIXED] == 1:
+            # the running batch is filtered on its way into the mixed one
+            pi[SEEN_FINISHED] = iv[FINISHED_COUNT]
         last = a.iv[N_CHUNKS] - 1
         pi[LAST_WAS_PREFILL] = 1
         pi[FINISHED_BEFORE] = iv[FINISHED_COUNT]

@@ -1,0 +1,101 @@
+"""The engine against the reference simulator: every time, gap and counter of random runs, to the bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from naive import Outcome, run_naive
+from naive_schedulers import naive_scheduler
+from stub_cost import TICK, real_cost, rough_tables, stub_cost
+from workloads import Case, cases, workload
+
+from sim.engine import RunRecords, simulate
+from sim.policies import make_policy
+
+EXACT = stub_cost(rough_tables(TICK, wobble=True))
+UGLY = stub_cost(rough_tables(1.1e-6, wobble=True))
+
+
+def both(case: Case, cost: Any) -> tuple[RunRecords, Outcome]:
+    """The same run in the engine and in the reference simulator."""
+    policy = make_policy(case.entry)
+    records = simulate(
+        case.workload,
+        policy,
+        cost,
+        num_gpu_blocks=case.blocks,
+        block_size=case.block_size,
+        jitter=False,
+        record_steps=True,
+    )
+    scheduler = naive_scheduler(case.entry["name"], case.entry, case.blocks, case.block_size)
+    seqs = case.entry.get("max_num_seqs") or case.entry["max_running_requests"]
+    largest = max(
+        seqs,
+        *(case.entry.get(k, 0) for k in ("max_num_batched_tokens", "token_budget", "chunked_prefill_size")),
+    )
+    prices = cost.compile(max_tokens=largest, max_seqs=seqs, max_context=cost.model.max_context)
+    return records, run_naive(case.workload, scheduler, prices)
+
+
+def pooled(records: RunRecords) -> Counter[float]:
+    """Gaps with their counts."""
+    gaps: Counter[float] = Counter()
+    for gap, count in zip(records.itl_s.tolist(), records.itl_count.tolist(), strict=True):
+        gaps[gap] += count
+    return gaps
+
+
+def assert_same(records: RunRecords, naive: Outcome) -> None:
+    """Every column and counter that both know."""
+    frame = records.requests
+    assert set(np.flatnonzero(frame["status"] == "rejected").tolist()) == naive.rejected
+    for r in naive.requests:
+        row = frame.iloc[r.row]
+        if r.row in naive.rejected:
+            continue
+        assert row["status"] == "finished"
+        assert row["first_scheduled_s"] == r.first_scheduled_s, f"request {r.row} starts"
+        assert row["first_token_s"] == r.token_s[0], f"request {r.row} first token"
+        assert row["finish_s"] == r.token_s[-1], f"request {r.row} finish"
+        assert row["preemptions"] == r.preemptions, f"request {r.row} preemptions"
+        assert row["generated_tokens"] == r.generated == r.output
+        if r.output > 1:
+            assert row["max_itl_s"] == max(np.diff(r.token_s)), f"request {r.row} longest gap"
+        else:
+            assert np.isnan(row["max_itl_s"])
+    assert pooled(records) == naive.gaps
+    steps = records.steps
+    columns = ("start_s", "end_s", "prefill_tokens", "chunks", "decode_batch")
+    listed = [] if steps is None else list(zip(*(steps[c].tolist() for c in columns), strict=True))
+    assert listed == naive.steps
+    totals = records.totals
+    assert totals["iterations"] == len(naive.steps)
+    assert totals["prefill_pairs"] == naive.pairs
+    assert totals["prefill_kv_tokens"] == naive.prefill_keys
+    assert totals["decode_kv_tokens"] == naive.decode_keys
+    assert totals["dense_tokens"] == sum(s[2] + s[4] for s in naive.steps)
+    assert totals["head_rows"] == sum(s[3] + s[4] for s in naive.steps)
+    for name in ("busy_s", "waiting_s", "running_s", "kv_block_s"):
+        assert totals[name] == pytest.approx(getattr(naive, name), rel=1e-9, abs=1e-12), name
+    assert naive.pool.free == naive.pool.total
+
+
+@pytest.mark.parametrize("name", ["vllm", "sarathi", "sglang"])
+def test_random_runs_equal_the_reference(name: str) -> None:
+    @given(case=cases(policies=(name,)))
+    @settings(max_examples=150)
+    def check(case: Case) -> None:
+        assert_same(*both(case, EXACT))
+
+    check()
+
+
+@given(case=cases())
+@settings(max_examples=40)
+def test_random_runs_equal_the_reference_where_sums_round(case: Case) -> None:
+    assert_same(*both(case, UGLY))
