@@ -78,7 +78,9 @@ class Arena:
         self.torch = import_torch()
         self.generator = self.torch.Generator(device=self.device).manual_seed(self.seed)
         self.layers = self.layers or self.model.layers
-        self.flashinfer = import_flashinfer() if self.device == "cuda" else None
+        self.flashinfer, self.flashinfer_state = (
+            import_flashinfer() if self.device == "cuda" else (None, "not used")
+        )
 
     def fill(self) -> None:
         """Allocate and draw everything; raises CalibrationError where the GPU's memory is too small."""
@@ -94,7 +96,9 @@ class Arena:
                 )
             self.kv_bytes = min(self.kv_bytes or 80 << 30, left)
         for _ in range(self.layers):
-            linear = {role: self.draw(model.linear(role), model.linear(role)[1] ** -0.5) for role in ROLES[:4]}
+            linear = {
+                role: self.draw(model.linear(role), model.linear(role)[1] ** -0.5) for role in ROLES[:4]
+            }
             self.weights.append(Layer(**linear, norm1=self._ones(), norm2=self._ones()))
         self.embedding = self.draw((model.vocab, model.hidden))
         self.lm_head = self.draw(model.linear("lm_head"), model.hidden**-0.5)
@@ -209,10 +213,10 @@ def pages_of(tokens: int) -> int:
     return max(1, -(-tokens // PAGE))
 
 
-def import_flashinfer() -> Any:
-    """The flashinfer module, or None where it is not installed."""
+def import_flashinfer() -> tuple[Any, str]:
+    """(the flashinfer module, its version), or (None, why there is none)."""
     try:
         import flashinfer
-    except Exception:  # not installed, or built for another CUDA
-        return None
-    return flashinfer
+    except Exception as error:  # not installed, or built for another CUDA
+        return None, f"{type(error).__name__}: {error}"[:200]
+    return flashinfer, str(flashinfer.__version__)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calib import cuda
+from calib.bench import Pair, Side, Stagger
 from calib.measure import Sample, overlapped
 from calib.partition import Partition
 from sim.errors import CalibrationError
 
 if TYPE_CHECKING:
-    from calib.lab import GpuLab, Pair, Side, Stagger
+    from calib.lab import GpuLab
 
 MODES = ("disjoint", "half", "whole", "streams")
 ITERATIONS = 8  # of the slower side at least
@@ -60,10 +61,10 @@ class _Running:
 
 def pair(lab: GpuLab, a: Side, b: Side, mode: str) -> Pair:
     """Time both sides alone, then beside each other; only fully overlapped iterations count."""
-    from calib.lab import Pair
-
     partitions = sets(lab, a, b, mode)
-    sides = [_Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))]
+    sides = [
+        _Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
+    ]
     alone = [side.alone() for side in sides]
     window = max(lab.protocol.corun_s, ITERATIONS * max(side.replay_s for side in sides))
     if window > LONGEST_S:
@@ -111,10 +112,10 @@ def _together(lab: GpuLab, sides: list[_Running], counts: list[int]) -> tuple[li
 
 def stagger(lab: GpuLab, a: Side, b: Side, mode: str, delay_s: float, share: float) -> Stagger:
     """Side a once, beside a burst of side b that starts `delay_s` later; the median of three repeats."""
-    from calib.lab import Stagger
-
     partitions = sets(lab, a, b, mode)
-    sides = [_Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))]
+    sides = [
+        _Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
+    ]
     alone = sides[0].alone()
     sides[1].alone()
     count = max(1, int(share * sides[0].replay_s / sides[1].replay_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -133,13 +134,21 @@ class Meter:
         return None if rates is None else int(rates.gpu)
 
 
-def require_idle(meter: Meter, name: str) -> None:
-    """Raise CalibrationError if another process keeps the GPU busy. Call before any own work is launched."""
-    busy = meter.utilisation()
-    if busy is not None and busy > BUSY_PERCENT:
-        raise CalibrationError(
-            f"{name} is {busy} % busy with other work, so its timings would be wrong; stop that work first."
-        )
+def require_idle(meter: Meter, name: str, looks: int = 6, pause_s: float = 0.5) -> None:
+    """Raise CalibrationError if another process keeps the GPU busy. Call before any own work is launched.
+
+    NVML's utilisation lags by up to a second, so only a GPU that is busy at every one of several looks counts.
+    """
+    busy = None
+    for look in range(looks):
+        busy = meter.utilisation()
+        if busy is None or busy <= BUSY_PERCENT:
+            return
+        if look < looks - 1:
+            time.sleep(pause_s)
+    raise CalibrationError(
+        f"{name} is {busy} % busy with other work, so its timings would be wrong; stop that work first."
+    )
 
 
 def gpu_facts(meter: Meter, index: int = 0) -> DeviceFacts:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from calib.analytic import expected_s, peaks
+from calib.bench import Pair, Side, Stagger
 from calib.corun import MODES
 from calib.device import DeviceFacts, Reading
 from calib.kernels.base import Kernel
-from calib.lab import Pair, Side, Stagger
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
 from calib.partition import NORMAL, LeakError, legal_sizes
@@ -55,7 +55,10 @@ class FakeLab:
         return legal_sizes(self.facts.sms, 8, 8)
 
     def proofs(self) -> list[dict[str, Any]]:
-        return [{"partition": f"{size}/{self.facts.sms - size}", "sms": size, "shared": 0} for size in self.splits()]
+        return [
+            {"partition": f"{size}/{self.facts.sms - size}", "sms": size, "shared": 0}
+            for size in self.splits()
+        ]
 
     def description(self) -> dict[str, Any]:
         return {"mechanism": "fake", "minimum_sms": 8, "alignment_sms": 8}
@@ -116,8 +119,13 @@ class FakeLab:
     def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]:
         times = 2e-5 * (1 + 0.01 * batch) * np.exp(0.1 * self._noise.standard_normal(30))
         self._now += SET_UP_S + float(times.sum())
-        return {"kind": "host", "label": label, "decode_batch": batch}, Sample([float(t) for t in times], "host")
+        return {"kind": "host", "label": label, "decode_batch": batch}, Sample(
+            [float(t) for t in times], "host"
+        )
 
     def launched(self, kernels: list[Kernel]) -> list[list[dict[str, Any]]]:
         self._now += 1e-3 * len(kernels)
-        return [[{"kernel": f"fake_{k.kind}", "grid": "1x1x1", "block": "128x1x1", "smem_bytes": 0}] for k in kernels]
+        return [
+            [{"kernel": f"fake_{k.kind}", "grid": "1x1x1", "block": "128x1x1", "smem_bytes": 0}]
+            for k in kernels
+        ]

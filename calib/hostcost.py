@@ -57,9 +57,7 @@ def _timed(call: Callable[[], Any], after: Callable[[], Any], repeats: int = REP
     return times
 
 
-def _call(
-    lab: GpuLab, label: str, batch: int
-) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+def _call(lab: GpuLab, label: str, batch: int) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     """(what is timed, what is done untimed between repeats)."""
     torch, arena = lab.torch, lab.arena
     contexts = [CONTEXT] * batch
@@ -70,10 +68,12 @@ def _call(
         return lambda: kernel.run(0), None
     if label == "plan_decode":
         decode = DecodeAttention(lab.model, contexts)
-        return lambda: decode.prepare(arena, 0, padded=True), None
+        decode.prepare(arena, 0, padded=True)
+        return lambda: decode.plan(arena, 0, True, decode.pages), None
     if label == "plan_prefill":
         prefill = PrefillAttention(lab.model, [512] * min(batch, 16), [512] * min(batch, 16))
-        return lambda: prefill.prepare(arena), None
+        prefill.prepare(arena)
+        return lambda: prefill.plan(arena, 0, False, prefill.pages), None
     if label == "read_tokens":
         tokens = arena.scratch(0, "tokens", (batch,), torch.int64)
         return lambda: tokens.tolist(), None

@@ -1,16 +1,18 @@
-"""The bench: times kernels on SM partitions of the real GPU. `calib.fake` has the same surface without a GPU."""
+"""The bench of a real GPU: times kernels on its SM partitions."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol as Interface
+from itertools import pairwise
+from typing import Any
 
 from calib import corun, hostcost
 from calib.analytic import expected_s
 from calib.arena import Arena
+from calib.bench import Pair, Side, Stagger
 from calib.cuda import Probe
-from calib.device import DeviceFacts, Meter, gpu_facts, require_idle
+from calib.device import Meter, gpu_facts, require_idle
 from calib.kernels.base import Kernel
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
@@ -28,60 +30,7 @@ from calib.partition import (
 from sim.errors import CalibrationError
 
 SUSTAINED_WINDOW_S = 0.25
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of two kernels that run at a time: on how many SMs, at which stream priority."""
-
-    kernel: Kernel
-    sms: int
-    priority: str = NORMAL
-
-
-@dataclass
-class Pair:
-    """A co-run: times of the fully overlapped iterations of each side, and of each side alone."""
-
-    a: Sample
-    b: Sample
-    alone_a: Sample
-    alone_b: Sample
-    shared_sms: int
-
-
-@dataclass
-class Stagger:
-    """One side beside a burst of the other: `a` once a repeat, `b` from start_s to end_s after a's start."""
-
-    a: Sample
-    alone_a: Sample
-    start_s: float
-    end_s: float
-    count: int
-
-
-class Bench(Interface):
-    """What sweeps need of a bench."""
-
-    facts: DeviceFacts
-    model: ModelShape
-    protocol: Protocol
-
-    def clock(self) -> float: ...
-    def sizes(self) -> list[int]: ...
-    def proofs(self) -> list[dict[str, Any]]: ...
-    def description(self) -> dict[str, Any]: ...
-    def healthy(self) -> bool: ...
-    def time(self, kernel: Kernel, sms: int, launch: str = "graph", priority: str = NORMAL) -> Sample: ...
-    def error(self, kernel: Kernel) -> float: ...
-    def pair(self, a: Side, b: Side, mode: str) -> Pair: ...
-    def stagger(self, a: Side, b: Side, mode: str, delay_s: float, share: float) -> Stagger: ...
-    def sustained(
-        self, kernel: Kernel, sms: int, launch: str, seconds: float
-    ) -> list[tuple[float, Sample]]: ...
-    def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]: ...
-    def launched(self, kernels: list[Kernel]) -> list[list[dict[str, Any]]]: ...
+L2_TURNS = 3  # bytes that a graph touches before it comes back to a buffer, in L2 sizes
 
 
 class GpuLab:
@@ -132,7 +81,9 @@ class GpuLab:
                 proofs.append({"partition": str(size), "skip": str(error)})
                 continue
             self._splits[a.sms] = (a, b)
-            proofs.append({"partition": f"{a.sms}/{b.sms}", "sms": a.sms, "seen": sorted(a.smids or ()), "shared": 0})
+            proofs.append(
+                {"partition": f"{a.sms}/{b.sms}", "sms": a.sms, "seen": sorted(a.smids or ()), "shared": 0}
+            )
         return proofs
 
     def splits(self) -> list[int]:
@@ -152,6 +103,7 @@ class GpuLab:
 
         return {
             "mechanism": self.mechanism.name,
+            "flashinfer": self.arena.flashinfer_state,
             "minimum_sms": self.mechanism.minimum,
             "alignment_sms": self.mechanism.alignment,
             "operators": dict(ops_of(self.arena).source),
@@ -219,12 +171,13 @@ class GpuLab:
             event.record(stream)
         reading = self.meter.read()
         stream.synchronize()
-        times = [a.elapsed_time(b) / 1e3 / launches for a, b in zip(events, events[1:], strict=False)]
+        times = [a.elapsed_time(b) / 1e3 / launches for a, b in pairwise(events)]
         return Sample(times, "graph", readings=[reading])
 
     def graphed(self, kernel: Kernel, sms: int, slot: int, stream: Any) -> tuple[Any, int, float]:
         """(graph, launches in it, seconds of a replay) of a prepared kernel, on the current stream."""
-        launches = self.protocol.per_replay(expected_s(kernel, self.facts, sms), kernel.copies)
+        cold = math.ceil(L2_TURNS * self.facts.l2_bytes / max(kernel.bytes, 1.0))
+        launches = self.protocol.per_replay(expected_s(kernel, self.facts, sms), kernel.copies, cold)
         graph = self.capture(kernel, launches)
         self.replays(graph, stream, 1, launches)  # the first replay uploads the graph
         return graph, launches, self.replays(graph, stream, 1, launches).median_s * launches
@@ -258,7 +211,7 @@ class GpuLab:
         host_s = (time.perf_counter() - start) / count
         reading = self.meter.read()
         stream.synchronize()
-        times = [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
+        times = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
         return Sample(times, "eager", host_s, [reading])
 
     def error(self, kernel: Kernel) -> float:

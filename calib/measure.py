@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,15 @@ class Protocol:
     replay_s: float = 0.0003
     least: int = 5
     most: int = 20
-    longest_graph: int = 40
+    longest_graph: int = 100
     corun_s: float = 0.06
 
-    def per_replay(self, estimate_s: float, copies: int) -> int:
-        """Launches in one graph: enough for `replay_s`, whole rounds of the buffers where those are few."""
-        wanted = int(np.ceil(self.replay_s / max(estimate_s, 1e-7)))
+    def per_replay(self, estimate_s: float, copies: int = 1, cold: int = 1) -> int:
+        """Launches in one graph: enough for `replay_s`, whole rounds of the buffers where those are few.
+
+        `cold`: launches over different buffers that displace the L2, wanted as far as there are `copies`.
+        """
+        wanted = max(int(np.ceil(self.replay_s / max(estimate_s, 1e-7))), min(cold, copies))
         if copies > 1 and wanted > copies:
             wanted = -(-wanted // copies) * copies
         return int(np.clip(wanted, 1, self.longest_graph))
@@ -67,7 +71,12 @@ class Sample:
 
     def columns(self) -> dict[str, Any]:
         """The time and clock columns of a row."""
-        return {"launch": self.launch, "host_s": self.host_s, **statistics(self.times_s), **clocks(self.readings)}
+        return {
+            "launch": self.launch,
+            "host_s": self.host_s,
+            **statistics(self.times_s),
+            **clocks(self.readings),
+        }
 
 
 def statistics(times_s: list[float]) -> dict[str, Any]:
@@ -110,5 +119,5 @@ def overlapped(
     """
     start = max(mine[min(margin, len(mine) - 1)], other[min(margin, len(other) - 1)])
     end = min(mine[-1], other[-1])
-    kept = [b - a for a, b in zip(mine, mine[1:], strict=False) if a >= start and b <= end]
+    kept = [b - a for a, b in pairwise(mine) if a >= start and b <= end]
     return kept, (start, end)

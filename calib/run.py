@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from calib import rows
-from calib.lab import Bench
+from calib.bench import Bench
 from calib.sweep import Run, Sweep, advance, open_run
 from sim.errors import SimctlError
 
@@ -36,7 +36,9 @@ def check_folder(order: Order) -> None:
     """Raise SimctlError where the result would overwrite another, or there is nothing to resume."""
     held = (order.folder / "run.yaml").exists()
     if held and not order.resume:
-        raise SimctlError(f"{order.folder} holds a calibration already: go on with --resume, or choose another -o.")
+        raise SimctlError(
+            f"{order.folder} holds a calibration already: go on with --resume, or choose another -o."
+        )
     if not held and order.folder.exists() and any(order.folder.iterdir()) and not order.resume:
         raise SimctlError(f"{order.folder} is not empty and holds no calibration: choose another -o.")
 
@@ -66,7 +68,9 @@ def calibrate(
     check_folder(order)
     check_same_gpu(order, lab)
     (order.folder / "measurements").mkdir(parents=True, exist_ok=True)
-    runs = [open_run(lab, sweep, order.folder, order.full, order.seed, order.resume) for sweep in order.sweeps]
+    runs = [
+        open_run(lab, sweep, order.folder, order.full, order.seed, order.resume) for sweep in order.sweeps
+    ]
     record = describe(lab, order)
     write_record(order, record, runs)
     try:
@@ -75,7 +79,9 @@ def calibrate(
         for run in runs:
             run.checkpoint.close()
             if run.checkpoint.rows:
-                rows.write_table(run.checkpoint.rows, order.folder / "measurements" / f"{run.sweep.name}.csv.gz")
+                rows.write_table(
+                    run.checkpoint.rows, order.folder / "measurements" / f"{run.sweep.name}.csv.gz"
+                )
         record = write_record(order, record, runs)
     if record["complete"]:
         for run in runs:

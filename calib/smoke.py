@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from calib.bench import Bench, Side
 from calib.hostcost import LABELS
 from calib.kernels import make
-from calib.lab import Bench, Side
 from calib.partition import HIGH
 from calib.sweep import Point
 from calib.sweeps.common import near_sizes
@@ -63,7 +63,9 @@ def _errors(lab: Bench) -> list[tuple[str, Callable[[], str]]]:
         return lambda: f"error {lab.error(make(lab.model, point)):.2g} against float32"
 
     points = ErrorSweep().points(lab, False)
-    return [(" ".join(str(p[key]) for key in ("kind", "role", "attention") if key in p), check(p)) for p in points]
+    return [
+        (" ".join(str(p[key]) for key in ("kind", "role", "attention") if key in p), check(p)) for p in points
+    ]
 
 
 def _times(lab: Bench) -> list[tuple[str, Callable[[], str]]]:
@@ -101,7 +103,9 @@ def _times(lab: Bench) -> list[tuple[str, Callable[[], str]]]:
     def check(point: Point, sms: int, launch: str) -> Callable[[], str]:
         return lambda: _microseconds(lab.time(make(lab.model, point), sms, launch))
 
-    return [(f"time {p['kind']} {p.get('attention', '')} {s} SMs {how}", check(p, s, how)) for p, s, how in cases]
+    return [
+        (f"time {p['kind']} {p.get('attention', '')} {s} SMs {how}", check(p, s, how)) for p, s, how in cases
+    ]
 
 
 def _together(lab: Bench) -> list[tuple[str, Callable[[], str]]]:
@@ -153,6 +157,10 @@ def _others(lab: Bench) -> list[tuple[str, Callable[[], str]]]:
 
     def launched() -> str:
         found = lab.launched([make(lab.model, {"kind": "gemm", "role": "qkv", "m": 256})])
-        return f"{found[0][0]['kernel'][:60]} grid {found[0][0]['grid']}" if found[0] else "error nan no kernel seen"
+        return (
+            f"{found[0][0]['kernel'][:60]} grid {found[0][0]['grid']}"
+            if found[0]
+            else "error nan no kernel seen"
+        )
 
     return [*((f"host {label}", host(label)) for label in LABELS), ("sustained", hot), ("launched", launched)]

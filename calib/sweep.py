@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from calib import rows
+from calib.bench import Bench
 from calib.kernels import make
-from calib.lab import Bench
 from calib.partition import LeakError
 from sim.errors import CalibrationError
 
@@ -69,18 +69,25 @@ def bisection_levels(count: int) -> list[int]:
     return levels
 
 
-def coarse_first(points: Sequence[Point], axes: Iterable[str], seed: int, top: int | None = None) -> list[Point]:
+def coarse_first(
+    points: Sequence[Point], axes: Iterable[str], seed: int, top: int | None = None
+) -> list[Point]:
     """Order points by the sum of their refinement levels along `axes`, at random within a level.
 
     An interrupted sweep then has a sparse grid over the whole space, and drifting clocks are no function of the
-    shape. On the axis `sms` the value `top` (the whole GPU) comes first of all.
+    shape. On the axis `sms` the value `top` (the whole GPU) comes first of all; on the axis `late` a value is
+    its own level.
     """
     level_of: dict[str, dict[str, int]] = {}
     for axis in axes:
         values = sorted({_rank(p[axis]) for p in points if axis in p})
-        if axis == "sms" and top in values:
+        if axis == "late":
+            level_of[axis] = {str(v): int(v) for v in values}
+        elif axis == "sms" and top in values:
             values.remove(top)
-            level_of[axis] = {str(v): n + 1 for v, n in zip(values, bisection_levels(len(values)), strict=True)}
+            level_of[axis] = {
+                str(v): n + 1 for v, n in zip(values, bisection_levels(len(values)), strict=True)
+            }
             level_of[axis][str(top)] = 0
         else:
             level_of[axis] = {str(v): n for v, n in zip(values, bisection_levels(len(values)), strict=True)}

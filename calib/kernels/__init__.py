@@ -43,4 +43,6 @@ def make(model: ModelShape, point: Mapping[str, Any]) -> Kernel:
             point["attention"],
             head=kind.endswith("_step"),
         )
-    raise CalibrationError(f"There is no operator '{kind}' to time.{nearest(kind, [*ROWS, 'gemm', 'lm_head'])}")
+    raise CalibrationError(
+        f"There is no operator '{kind}' to time.{nearest(kind, [*ROWS, 'gemm', 'lm_head'])}"
+    )

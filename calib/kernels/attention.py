@@ -41,7 +41,9 @@ def reference(torch: Any, q: Any, k: Any, v: Any, causal: bool) -> Any:
 class _Paged(Kernel):
     """Shared by both phases: sequences of `contexts` tokens in pages, `q_lens` query rows each, `q` and `out`."""
 
-    def __init__(self, model: ModelShape, contexts: Sequence[int], q_lens: Sequence[int], backend: str) -> None:
+    def __init__(
+        self, model: ModelShape, contexts: Sequence[int], q_lens: Sequence[int], backend: str
+    ) -> None:
         if backend not in BACKENDS:
             raise CalibrationError(f"Attention back end '{backend}' is not one of {', '.join(BACKENDS)}.")
         self.model, self.contexts, self.q_lens, self.backend = model, list(contexts), list(q_lens), backend
@@ -71,7 +73,9 @@ class _Paged(Kernel):
             self._plan_sdpa(arena)
             return
         if arena.flashinfer is None:
-            raise CalibrationError(f"Attention back end '{self.backend}' needs FlashInfer, which is not installed.")
+            raise CalibrationError(
+                f"Attention back end '{self.backend}' needs FlashInfer, which is not installed."
+            )
         self._plan_flashinfer(arena, slot, padded)
 
     def _plan_flashinfer(self, arena: Arena, slot: int, padded: bool) -> None:
@@ -85,7 +89,9 @@ class _Paged(Kernel):
             for tokens in self.contexts:
                 size = tokens * model.kv_heads * model.head_dim
                 shape = (tokens, model.kv_heads, model.head_dim)
-                dense.append((flat[start : start + size].view(shape), flat[start + size :][:size].view(shape)))
+                dense.append(
+                    (flat[start : start + size].view(shape), flat[start + size :][:size].view(shape))
+                )
                 start += 2 * size
             self._dense.append(dense)
 
@@ -177,7 +183,9 @@ class DecodeAttention(_Paged):
     def _plan_flashinfer(self, arena: Arena, slot: int, padded: bool) -> None:
         torch, model = arena.torch, self.model
         if self.backend != "fa2":
-            raise CalibrationError("Decode attention is measured with FlashInfer's tensor-core FA2 kernel only.")
+            raise CalibrationError(
+                "Decode attention is measured with FlashInfer's tensor-core FA2 kernel only."
+            )
         self._wrapper = arena.decode_wrapper(slot, self.tokens, padded)
         self._wrapper.plan(
             self.pages.indptr,

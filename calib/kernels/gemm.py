@@ -10,7 +10,31 @@ from calib.models import ModelShape
 
 # Tile edges are where the time steps: both sides of the multiples of 64 and 128 that decode and chunks meet,
 # every 32 to 1024 and every 64 to 2048 (ceil-step tables need that, see docs of the GEMM curve), some beyond.
-EDGES = (1, 2, 4, 8, 16, 17, 24, 33, 63, 65, 127, 129, 191, 193, 255, 257, 383, 385, 511, 513, 769, 1023, 1025)
+EDGES = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    17,
+    24,
+    33,
+    63,
+    65,
+    127,
+    129,
+    191,
+    193,
+    255,
+    257,
+    383,
+    385,
+    511,
+    513,
+    769,
+    1023,
+    1025,
+)
 M_FINE = tuple(range(32, 1025, 32)) + tuple(range(1088, 2049, 64))
 M_LARGE = (2049, 2304, 2560, 3072, 3584, 4096, 4097, 5120, 6144, 7168, 8192)
 M_AXIS = tuple(sorted({*EDGES, *M_FINE, *M_LARGE}))

@@ -113,14 +113,18 @@ class Step(Kernel):
         torch, ops = self._torch, self._ops
         if not self.head:
             for layer in range(i * self.layers, (i + 1) * self.layers):
-                ops.add_norm(self._hidden, self._residual, self._arena.weights[layer % self._arena.layers].norm1)
+                ops.add_norm(
+                    self._hidden, self._residual, self._arena.weights[layer % self._arena.layers].norm1
+                )
                 self._layer(layer)
             return self._hidden
         torch.index_select(self._arena.embedding, 0, self._ids, out=self._residual)
         ops.norm(self._residual, self._arena.weights[0].norm1, self._hidden)
         for layer in range(self.layers):
             if layer:
-                ops.add_norm(self._hidden, self._residual, self._arena.weights[layer % self._arena.layers].norm1)
+                ops.add_norm(
+                    self._hidden, self._residual, self._arena.weights[layer % self._arena.layers].norm1
+                )
             self._layer(layer)
         ops.add_norm(self._hidden, self._residual, self._arena.final_norm)
         torch.index_select(self._hidden, 0, self._ends, out=self._last)

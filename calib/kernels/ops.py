@@ -72,7 +72,15 @@ class FlashInferOps:
 
     def append(self, k: Any, v: Any, where: Append, cache: Any) -> None:
         self.lib.page.append_paged_kv_cache(
-            k, v, where.sequence, where.positions, cache, where.indices, where.indptr, where.last_page_len, "NHD"
+            k,
+            v,
+            where.sequence,
+            where.positions,
+            cache,
+            where.indices,
+            where.indptr,
+            where.last_page_len,
+            "NHD",
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from calib.analytic import expected_s
+from calib.bench import Bench, Side
 from calib.kernels import make
 from calib.kernels.base import Kernel
-from calib.lab import Bench, Side
 from calib.measure import Sample
 from calib.partition import NORMAL
 from calib.rows import as_neighbour
@@ -31,7 +31,9 @@ def near_sizes(lab: Bench) -> list[int]:
     total, available = lab.facts.sms, lab.sizes()
     splits = [size for size in available if size < total and total - size in available]
     smallest = min((size for size in splits if size >= 8), default=min(splits, default=total))
-    legal = [size for size in splits if size >= smallest and size % smallest == 0 and total - size >= smallest]
+    legal = [
+        size for size in splits if size >= smallest and size % smallest == 0 and total - size >= smallest
+    ]
     return sorted({*legal[:1], *legal[1::2]})
 
 

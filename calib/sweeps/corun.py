@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from calib.lab import Bench
+from calib.bench import Bench
 from calib.partition import HIGH, NORMAL
 from calib.sweep import Point
 from calib.sweeps.common import PairSweep, near_sizes, side, side_row, size_beside
@@ -104,7 +104,15 @@ class OperatorPairSweep(PairSweep):
                 beside = size_beside(lab, sms, mode)
                 if beside is not None:
                     made.append(
-                        {"a": a, "b": b, "sms": sms, "sms_b": beside, "mode": mode, "priority": priority, "late": late}
+                        {
+                            "a": a,
+                            "b": b,
+                            "sms": sms,
+                            "sms_b": beside,
+                            "mode": mode,
+                            "priority": priority,
+                            "late": late,
+                        }
                     )
         return made
 

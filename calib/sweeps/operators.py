@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from calib.bench import Bench
 from calib.kernels import attention, elementwise, gemm
-from calib.lab import Bench
 from calib.models import ROLES
 from calib.sweep import Point
 from calib.sweeps.common import SoloSweep, affordable, near_sizes, sizes

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from calib.bench import Bench
 from calib.hostcost import LABELS
 from calib.kernels import attention, elementwise, gemm, make
-from calib.lab import Bench
 from calib.models import ROLES
 from calib.partition import HIGH, NORMAL
 from calib.sweep import Point, Sweep
@@ -43,15 +43,25 @@ class KernelSweep(Sweep):
     axes = ()
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
-        made: list[Point] = [{"shapes": [{"kind": "gemm", "role": r, "m": m} for m in gemm.M_AXIS]} for r in ROLES[:4]]
+        made: list[Point] = [
+            {"shapes": [{"kind": "gemm", "role": r, "m": m} for m in gemm.M_AXIS]} for r in ROLES[:4]
+        ]
         made.append({"shapes": [{"kind": "lm_head", "m": m} for m in gemm.HEAD_M_AXIS]})
         backends = product(("fa3", "fa2"), attention.Q_AXIS, (0, 4096))
         made.append(
-            {"shapes": [{"kind": "prefill_attention", "q": [q], "h": [h], "attention": a} for a, q, h in backends]}
+            {
+                "shapes": [
+                    {"kind": "prefill_attention", "q": [q], "h": [h], "attention": a} for a, q, h in backends
+                ]
+            }
         )
         batches = product(attention.BATCH_AXIS, (512, 4096))
         made.append(
-            {"shapes": [{"kind": "decode_attention", "contexts": [c] * b, "attention": "fa2"} for b, c in batches]}
+            {
+                "shapes": [
+                    {"kind": "decode_attention", "contexts": [c] * b, "attention": "fa2"} for b, c in batches
+                ]
+            }
         )
         made.append({"shapes": [{"kind": k, "m": 512} for k in ("norm", "rope", "activation", "kv_write")]})
         return made
@@ -78,7 +88,9 @@ class ErrorSweep(Sweep):
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         made: list[Point] = [{"kind": "gemm", "role": r, "m": 129} for r in ROLES[:4]]
-        made += [{"kind": k, "m": 100} for k in ("lm_head", "norm", "rope", "activation", "kv_write", "sampling")]
+        made += [
+            {"kind": k, "m": 100} for k in ("lm_head", "norm", "rope", "activation", "kv_write", "sampling")
+        ]
         made.append({"kind": "stream_read", "size": elementwise.READ_AXIS[0]})
         for backend in ("fa3", "fa2"):
             made.append({"kind": "prefill_attention", "q": [200, 33], "h": [300, 0], "attention": backend})
@@ -100,7 +112,7 @@ class RandomSweep(PairSweep):
 
     name = "random"
     weight = 7.0
-    axes = ("draw",)
+    axes = ("late",)
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = count, seed
@@ -110,8 +122,8 @@ class RandomSweep(PairSweep):
         made: list[Point] = []
         for draw in range(self.count):
             found = [*self._operators(lab, rng, sizes(lab, True)), *self._steps(lab, rng)]
-            made += [{**p, "draw": draw} for p in affordable(lab, found, full)]
-            made.append({**self._corun(lab, rng), "draw": draw})
+            made += [{**p, "late": draw} for p in affordable(lab, found, full)]
+            made.append({**self._corun(lab, rng), "late": draw})
         return made
 
     def _operators(self, lab: Bench, rng: np.random.Generator, where: list[int]) -> list[Point]:
@@ -170,4 +182,3 @@ def off_grid(rng: np.random.Generator, most: int, grid: tuple[int, ...]) -> int:
         value = int(2 ** rng.uniform(0, np.log2(most)))
         if value not in grid:
             return value
-

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from calib.bench import Bench
 from calib.kernels import make
-from calib.lab import Bench
 from calib.sweep import Point, Sweep
 from calib.sweeps.common import SoloSweep, affordable, near_sizes, sizes, solo_row
 
@@ -54,19 +54,32 @@ class StepSweep(Sweep):
 
     name = "steps"
     weight = 9.0
-    axes = ("q", "h", "batch", "draw")
+    axes = ("late",)
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         layers, sms = lab.model.layers, lab.facts.sms
         made: list[Point] = [
-            {"kind": "prefill_step", "q": [q], "h": [h], "layers": layers, "attention": backend, "sms": sms}
-            for backend, q, h in product(("fa3", "fa2"), (16, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 4096))
+            {
+                "kind": "prefill_step",
+                "q": [q],
+                "h": [h],
+                "layers": layers,
+                "attention": backend,
+                "sms": sms,
+                "late": 0 if backend == "fa3" else 20,
+            }
+            for backend, q, h in product(
+                ("fa3", "fa2"), (16, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 4096)
+            )
         ]
-        made += [decode_point(b, c, layers, sms) for b, c in product((1, 8, 32, 64, 128, 256), (512, 4096))]
+        made += [
+            {**decode_point(b, c, layers, sms), "late": 0}
+            for b, c in product((1, 8, 32, 64, 128, 256), (512, 4096))
+        ]
         rng = np.random.default_rng(20)
         for draw in range(300 if full else 60):
             backend = "fa3" if draw % 3 else "fa2"
-            made.append({**mixed_shape(rng, layers), "attention": backend, "sms": sms, "draw": draw})
+            made.append({**mixed_shape(rng, layers), "attention": backend, "sms": sms, "late": draw // 2})
         return made
 
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:
@@ -82,7 +95,7 @@ class HotSweep(Sweep):
 
     name = "hot"
     weight = 5.0
-    axes = ()
+    axes = ("late",)
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         layers, total, seconds = lab.model.layers, lab.facts.sms, HOT_S[full]
@@ -97,7 +110,7 @@ class HotSweep(Sweep):
             {**prefill, "q": [512], "sms": total},
         ]
         # a compute-bound run heats, a decode run cools: alternating shows both directions
-        return [{**step, "seconds": seconds, "turn": turn} for turn, step in enumerate(steps)]
+        return [{**step, "seconds": seconds, "late": turn} for turn, step in enumerate(steps)]
 
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:
         kernel = make(lab.model, point)

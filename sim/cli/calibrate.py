@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,17 +19,29 @@ MOST_RESTARTS = 3
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("out/calibration"), show_default=True)
-@click.option("--quick", "size", flag_value="quick", default=True, help="Coarse grids, under 5 minutes (default).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("out/calibration"), show_default=True
+)
+@click.option(
+    "--quick", "size", flag_value="quick", default=True, help="Coarse grids, under 5 minutes (default)."
+)
 @click.option("--full", "size", flag_value="full", help="Dense grids and longer windows.")
-@click.option("--smoke", "size", flag_value="smoke", help="Touch every kernel and mechanism once; writes nothing.")
-@click.option("--operator", "operators", multiple=True, metavar="NAME", help="Only this sweep; may be repeated.")
+@click.option(
+    "--smoke", "size", flag_value="smoke", help="Touch every kernel and mechanism once; writes nothing."
+)
+@click.option(
+    "--operator", "operators", multiple=True, metavar="NAME", help="Only this sweep; may be repeated."
+)
 @click.option("--model", default="llama-3.1-8b", show_default=True, help="Whose shapes to time.")
 @click.option("--resume", is_flag=True, help="Go on with the calibration in the output folder.")
 @click.option("--time-limit", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop cleanly by then.")
-@click.option("--random", type=click.IntRange(min=0), default=None, metavar="N", help="Held-out shapes of each kind.")
+@click.option(
+    "--random", type=click.IntRange(min=0), default=None, metavar="N", help="Held-out shapes of each kind."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--libsmctrl", type=click.Path(), default="", help="Partition by this libsmctrl.so, not green contexts.")
+@click.option(
+    "--libsmctrl", type=click.Path(), default="", help="Partition by this libsmctrl.so, not green contexts."
+)
 @click.option("--fake", is_flag=True, help="A simulated GPU: shows what would run.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def calibrate(size: str, **options: Any) -> int:
@@ -91,6 +104,8 @@ def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> in
     if limit is not None and not options["fake"]:
         limit = max(1.0, limit - (time.monotonic() - started))
     order = Order(options["output"], sweeps, full, options["seed"], options["resume"], limit)
+    # a scheduler's TERM stops like Ctrl-C: with everything measured so far written out
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     tick = (lambda runs, run, left: None) if options["quiet"] else _Progress()
     try:
         record = run(lab, order, tick)

@@ -1,0 +1,67 @@
+"""What sweeps need of a bench, and what it answers; `calib.lab` is the real GPU, `calib.fake` has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from typing import Protocol as Interface
+
+from calib.device import DeviceFacts
+from calib.kernels.base import Kernel
+from calib.measure import Protocol, Sample
+from calib.models import ModelShape
+from calib.partition import NORMAL
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two kernels that run at a time: on how many SMs, at which stream priority."""
+
+    kernel: Kernel
+    sms: int
+    priority: str = NORMAL
+
+
+@dataclass
+class Pair:
+    """A co-run: times of the fully overlapped iterations of each side, and of each side alone."""
+
+    a: Sample
+    b: Sample
+    alone_a: Sample
+    alone_b: Sample
+    shared_sms: int
+
+
+@dataclass
+class Stagger:
+    """One side beside a burst of the other: `a` once a repeat, `b` from start_s to end_s after a's start."""
+
+    a: Sample
+    alone_a: Sample
+    start_s: float
+    end_s: float
+    count: int
+
+
+class Bench(Interface):
+    """What sweeps need of a bench."""
+
+    facts: DeviceFacts
+    model: ModelShape
+    protocol: Protocol
+
+    def clock(self) -> float: ...
+    def sizes(self) -> list[int]: ...
+    def proofs(self) -> list[dict[str, Any]]: ...
+    def description(self) -> dict[str, Any]: ...
+    def healthy(self) -> bool: ...
+    def time(self, kernel: Kernel, sms: int, launch: str = "graph", priority: str = NORMAL) -> Sample: ...
+    def error(self, kernel: Kernel) -> float: ...
+    def pair(self, a: Side, b: Side, mode: str) -> Pair: ...
+    def stagger(self, a: Side, b: Side, mode: str, delay_s: float, share: float) -> Stagger: ...
+    def sustained(
+        self, kernel: Kernel, sms: int, launch: str, seconds: float
+    ) -> list[tuple[float, Sample]]: ...
+    def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]: ...
+    def launched(self, kernels: list[Kernel]) -> list[list[dict[str, Any]]]: ...
