@@ -44,6 +44,10 @@ class Sweep:
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:
         raise NotImplementedError
 
+    def order(self, lab: Bench, points: Sequence[Point], seed: int) -> list[Point]:
+        """The order in which points are measured, such that any prefix is a fair sample of the space."""
+        return coarse_first(points, self.axes, seed, lab.facts.sms)
+
     def shape(self, lab: Bench, point: Point) -> dict[str, Any]:
         """Columns that name the point when it could not be measured."""
         try:
@@ -129,7 +133,7 @@ def open_run(lab: Bench, sweep: Sweep, folder: Path, full: bool, seed: int, resu
     if resume and not checkpoint.rows and table.exists():
         records = rows.read_table(table).to_dict("records")
         checkpoint.append({k: v for k, v in r.items() if not rows.absent(v)} for r in records)
-    points = coarse_first(sweep.points(lab, full), sweep.axes, seed, lab.facts.sms)
+    points = sweep.order(lab, sweep.points(lab, full), seed)
     done = checkpoint.done()
     pending = [p for p in points if point_key(sweep.name, p) not in done]
     return Run(sweep, pending, len(points), checkpoint)
