@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from calib.bench import Bench
 from calib.partition import HIGH, NORMAL
@@ -15,15 +18,15 @@ Q = (256, 512, 1024, 2048, 4096, 8192)
 H = (0, 2048, 8192)
 BATCH = (8, 32, 64, 128, 256)
 CONTEXT = (512, 2048, 8192)
-# (mode, b's priority) and how late it comes in the coarse-to-fine order
+# (mode, b's priority) and its share of the points measured in a given time
 MODES = (
-    ("disjoint", NORMAL, 0),
-    ("whole", NORMAL, 3),
-    ("streams", NORMAL, 3),
-    ("whole", HIGH, 4),
-    ("streams", HIGH, 4),
-    ("half", NORMAL, 4),
-    ("half", HIGH, 5),
+    ("disjoint", NORMAL, 0.50),
+    ("whole", NORMAL, 0.13),
+    ("streams", NORMAL, 0.10),
+    ("whole", HIGH, 0.08),
+    ("streams", HIGH, 0.05),
+    ("half", NORMAL, 0.09),
+    ("half", HIGH, 0.05),
 )
 
 
@@ -47,16 +50,44 @@ def splits(lab: Bench, full: bool) -> list[int]:
     return near if full else [size for size in near_sizes(lab) if size in near]
 
 
+def shared_out(points: Sequence[Point], seed: int) -> list[Point]:
+    """Points such that any prefix holds each mode by its share, and within a mode every split equally often.
+
+    Shapes are in random order within a mode and split. On a space of this many axes corners first would spend
+    the whole of a short budget on corners.
+    """
+    rng = np.random.default_rng(seed)
+    shares, queues = [share for _, _, share in MODES], []
+    for mode, priority, _ in MODES:
+        mine = [p for p in points if (p["mode"], p["priority"]) == (mode, priority)]
+        cells: dict[int, list[Point]] = {}
+        for i in rng.permutation(len(mine)):
+            cells.setdefault(mine[i]["sms"], []).append(mine[i])
+        turns = [(turn, rng.random(), p) for cell in cells.values() for turn, p in enumerate(cell)]
+        queues.append([p for _, _, p in sorted(turns, key=lambda item: item[:2])])
+    ordered: list[Point] = []
+    taken = [0] * len(queues)
+    while len(ordered) < len(points):
+        # next comes the mode that is furthest behind its share
+        due = [
+            (n + 1) / share if n < len(queue) else float("inf")
+            for n, share, queue in zip(taken, shares, queues, strict=True)
+        ]
+        i = int(np.argmin(due))
+        ordered.append(queues[i][taken[i]])
+        taken[i] += 1
+    return ordered
+
+
 class CorunSweep(PairSweep):
     """A whole prefill layer beside a whole decode step: the surface that contention is read from."""
 
     name = "corun"
     weight = 24.0
-    axes = ("sms", "q", "h", "batch", "context", "late")
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         made: list[Point] = []
-        for mode, priority, late in MODES:
+        for mode, priority, _ in MODES:
             where = [lab.facts.sms] if mode == "streams" else splits(lab, full)
             for sms, q, h, batch, context in product(where, Q, H, BATCH, CONTEXT):
                 beside = size_beside(lab, sms, mode)
@@ -70,11 +101,12 @@ class CorunSweep(PairSweep):
                         "sms_b": beside,
                         "mode": mode,
                         "priority": priority,
-                        "late": late,
-                        **{"q": q, "h": h, "batch": batch, "context": context},
                     }
                 )
         return made
+
+    def order(self, lab: Bench, points: Sequence[Point], seed: int) -> list[Point]:
+        return shared_out(points, seed)
 
 
 class OperatorPairSweep(PairSweep):
@@ -82,7 +114,6 @@ class OperatorPairSweep(PairSweep):
 
     name = "pairs"
     weight = 5.0
-    axes = ("sms", "late")
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         first: list[Point] = [
@@ -98,7 +129,7 @@ class OperatorPairSweep(PairSweep):
             {"kind": "stream_read", "size": 256 << 20},
         ]
         made: list[Point] = []
-        for mode, priority, late in MODES:
+        for mode, priority, _ in MODES:
             where = [lab.facts.sms] if mode == "streams" else splits(lab, full)
             for a, b, sms in product(first, second, where):
                 beside = size_beside(lab, sms, mode)
@@ -111,10 +142,12 @@ class OperatorPairSweep(PairSweep):
                             "sms_b": beside,
                             "mode": mode,
                             "priority": priority,
-                            "late": late,
                         }
                     )
         return made
+
+    def order(self, lab: Bench, points: Sequence[Point], seed: int) -> list[Point]:
+        return shared_out(points, seed)
 
 
 class StaggerSweep(PairSweep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from calib.run import Order, calibrate
 from calib.sweep import BrokenContext, Point, Sweep, bisection_levels, coarse_first
 from calib.sweeps import all_sweeps, chosen_sweeps
 from calib.sweeps.common import SoloSweep, near_sizes, size_beside, sizes
+from calib.sweeps.corun import CorunSweep
 from calib.sweeps.others import RandomSweep
 from sim.errors import SimctlError
 
@@ -82,6 +84,20 @@ def test_the_whole_gpu_comes_first_and_late_points_last() -> None:
     ordered = coarse_first(points, ("sms", "late"), 0, top=132)
     assert ordered[0] == {"sms": 132, "late": 0}
     assert all(p["late"] == 9 for p in ordered[4:])
+
+
+def test_a_short_corun_budget_sees_every_mode_and_split() -> None:
+    lab, sweep = fake(), CorunSweep()
+    prefix = sweep.order(lab, sweep.points(lab, False), 1)[:300]
+    modes = Counter(p["mode"] for p in prefix)
+    assert modes["disjoint"] == pytest.approx(150, abs=5)
+    assert set(modes) == {"disjoint", "whole", "streams", "half"}
+    splits = Counter(p["sms"] for p in prefix if p["mode"] == "disjoint")
+    assert set(splits) == {16, 32, 48, 64, 80, 96, 112}
+    assert max(splits.values()) - min(splits.values()) <= 1
+    chunks = Counter(p["a"]["q"][0] for p in prefix)
+    assert len(chunks) == 6
+    assert min(chunks.values()) >= 30
 
 
 def test_order_depends_on_the_seed_only() -> None:
@@ -243,8 +259,10 @@ def test_an_unknown_operator_names_the_nearest() -> None:
 @pytest.mark.parametrize("sweep", all_sweeps(3, 1), ids=lambda sweep: sweep.name)
 def test_every_sweep_makes_valid_rows(sweep: Sweep) -> None:
     lab = FakeLab(MODEL, SMOKE, 0)
-    points = coarse_first(sweep.points(lab, False), sweep.axes, 0, lab.facts.sms)
+    listed = sweep.points(lab, False)
+    points = sweep.order(lab, listed, 0)
     assert points
+    assert sorted(map(str, points)) == sorted(map(str, listed))
     for point in points[:8]:
         for values in sweep.measure(lab, point):
             made = rows.row(sweep.name, **values)
