@@ -96,13 +96,14 @@ def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> in
     from calib.sweep import BrokenContext
     from calib.sweeps import chosen_sweeps
 
-    full, limit = size == "full", options["time_limit"]
-    if limit is None and not full:
-        limit = QUICK_LIMIT_S
+    full, total = size == "full", options["time_limit"]
+    if total is None and not full:
+        total = QUICK_LIMIT_S
     count = options["random"] if options["random"] is not None else (200 if full else 40)
     sweeps = chosen_sweeps(options["operators"], count, options["seed"])
-    if limit is not None and not options["fake"]:
-        limit = max(1.0, limit - (time.monotonic() - started))
+    limit = total
+    if total is not None and not options["fake"]:
+        limit = max(1.0, total - (time.monotonic() - started))
     order = Order(options["output"], sweeps, full, options["seed"], options["resume"], limit)
     # a scheduler's TERM stops like Ctrl-C: with everything measured so far written out
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -110,7 +111,8 @@ def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> in
     try:
         record = run(lab, order, tick)
     except BrokenContext as error:
-        _restart(error, options, started)
+        if not options["fake"]:
+            _restart(error, total, started)
         raise
     for name, state in record["sweeps"].items():
         click.echo(
@@ -123,21 +125,16 @@ def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> in
     return 0
 
 
-def _restart(error: SimctlError, options: dict[str, Any], started: float) -> None:
+def _restart(error: SimctlError, limit_s: float | None, started: float) -> None:
     """Replace this process by one that resumes: a broken CUDA context cannot be used again."""
     left = int(os.environ.get(RESTARTS, MOST_RESTARTS))
-    if options["fake"] or not left:
+    if not left:
         return
     click.echo(f"{error} Restarting.", err=True)
     os.environ[RESTARTS] = str(left - 1)
-    arguments = [a for a in sys.argv[1:] if a != "--resume"]
-    if "--time-limit" in arguments:
-        place = arguments.index("--time-limit")
-        del arguments[place : place + 2]
-    remaining = options["time_limit"]
-    arguments.append("--resume")
-    if remaining is not None:
-        arguments += ["--time-limit", str(max(1.0, remaining - (time.monotonic() - started)))]
+    arguments = [*sys.argv[1:], "--resume"]  # of an option given twice, the last counts
+    if limit_s is not None:
+        arguments += ["--time-limit", str(max(1.0, limit_s - (time.monotonic() - started)))]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-c", "from sim.cli import main; main()", *arguments])
 
