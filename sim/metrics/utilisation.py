@@ -1,0 +1,102 @@
+"""Where the GPU's time, arithmetic, bandwidth, memory and energy went, from the counters of a run's window.
+
+FLOPs and bytes are those that the model's shapes ask for (`sim.cost.work`), so `tensor_active_pct` is model
+FLOP utilisation (share of the data sheet's peak) and `hbm_util_pct` the share of the nominal bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.cost.shapes import Launch
+from sim.cost.work import total_work
+from sim.engine.records import RunRecords
+
+
+def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[str, Any]:
+    """Per-cent activity over (window x replicas), energy, and the share of busy time by provenance label.
+
+    Power peaks need a model of power in time and are None, `power_cap_pct` likewise; `fast_path_pct` and
+    `fallbacks` speak of fused kernels and are empty for runs without one.
+    """
+    totals = records.window_totals
+    gpu_s = (records.window_s[1] - records.window_s[0]) * records.replicas
+    if gpu_s <= 0:
+        gpu_s = float("nan")
+    work = total_work(cost.model, totals)
+    energy = cost.energy_j(totals, gpu_s)
+    return {
+        "busy_pct": 100 * totals["busy_s"] / gpu_s,
+        "sm_active_pct": 100 * totals["sm_active_s"] / (gpu_s * cost.gpu.sms),
+        "tensor_active_pct": 100 * work.flops / (gpu_s * cost.gpu.peak_flops),
+        "hbm_util_pct": 100 * work.hbm_bytes / (gpu_s * cost.gpu.hbm_bytes_per_s),
+        "kv_util_pct": 100 * totals["kv_block_s"] / (gpu_s * records.num_blocks),
+        "host_bound_pct": 100 * totals["host_bound_s"] / gpu_s,
+        "energy_j": energy,
+        "joules_per_output_token": energy / output_tokens if output_tokens else float("nan"),
+        "mean_power_w": energy / gpu_s,
+        "peak_power_w": None,
+        "p99_power_w": None,
+        "power_cap_pct": None,
+        "fast_path_pct": None,
+        "fallbacks": {},
+        "flagged_steps": int(totals["flagged"]),
+        "iterations": int(totals["iterations"]),
+        "provenance": provenance_share(records, cost),
+    }
+
+
+def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:
+    """Share of the window's busy time by label of the curve that priced it, largest first; sums to 1.
+
+    Operators are weighed at the mean step with and the mean step without a prefill chunk, since the counters
+    do not split time by operator; time beyond the GPU's own has the label of the host terms.
+    """
+    totals = records.window_totals
+    labels = cost.provenance()
+    seconds: dict[str, float] = {}
+    for count, launch in mean_launches(records):
+        for part in cost.solo(launch).by_operator:
+            label = labels.get(part.name, part.label)
+            seconds[label] = seconds.get(label, 0.0) + count * part.seconds
+    priced = sum(seconds.values())
+    if priced <= 0 or totals["busy_s"] <= 0:
+        return {}
+    host = min(totals["host_bound_s"] / totals["busy_s"], 1.0)
+    share = {label: (1 - host) * value / priced for label, value in seconds.items()}
+    if host > 0:
+        share[labels["host"]] = share.get(labels["host"], 0.0) + host
+    return dict(sorted(share.items(), key=lambda item: (-item[1], item[0])))
+
+
+def mean_launches(records: RunRecords) -> list[tuple[int, Launch]]:
+    """(how many, shape) of the window's mean launch with prefill and its mean launch without."""
+    totals = records.window_totals
+    eager, graph = int(totals["launches_eager"]), int(totals["launches_graph"])
+    if eager + graph == 0:
+        return []
+    start, end = records.window_s
+    in_window = (records.itl_end_s > start) & (records.itl_end_s <= end)
+    decoded = int(records.itl_count[in_window].sum())
+    batch = round(decoded / (eager + graph))
+    context = round(totals["decode_kv_tokens"] / (eager + graph))
+    launches = []
+    if graph:
+        launches.append(
+            (graph, Launch(decode_batch=max(1, batch), decode_context_sum=max(1, context), graph=True))
+        )
+    if eager:
+        new = max(1, round((totals["dense_tokens"] - decoded) / eager))
+        history = max(0, round(totals["prefill_kv_tokens"] / eager) - new)
+        launches.append((eager, Launch(((new, history),), batch, context)))
+    return launches
+
+
+def by_kind(provenance: Mapping[str, float]) -> dict[str, float]:
+    """Collapse labels to their first word: measured, fitted or extrapolated."""
+    kinds: dict[str, float] = {}
+    for label, share in provenance.items():
+        kind = label.split(" ", 1)[0].rstrip(",;:")
+        kinds[kind] = kinds.get(kind, 0.0) + share
+    return kinds
