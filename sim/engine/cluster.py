@@ -32,6 +32,7 @@ from sim.engine.layout import (
     ITERATIONS,
     KV_BLOCK_S,
     N_WAIT,
+    NEW,
     PAIRS,
     PREFILL_KV,
     RUN_AREA,
@@ -296,7 +297,8 @@ class Cluster:
                 replica.start()
         else:
             self.clock.process(self._arrivals())
-        self.clock.run(until=self.end_s if math.isfinite(self.end_s) else None)
+        if self.end_s > self.clock.now:
+            self.clock.run(until=self.end_s if math.isfinite(self.end_s) else None)
         finishes = np.array(self.q.finish_s, np.float64)
         done = np.array(self.q.phase) == DONE
         end = (
@@ -311,6 +313,7 @@ class Cluster:
                     f"waiting on replica {replica.index} although no other event is due"
                 )
             replica.check_empty()
+            replica.disband()
         return end
 
 
@@ -327,6 +330,7 @@ def _request_frame(cluster: Cluster) -> pd.DataFrame:
     w, q = cluster.workload, cluster.q
     status = cluster.status.copy()
     status[np.array(q.phase) == DONE] = FINISHED
+    replica = np.where(np.array(q.phase) == NEW, -1, cluster.replica_of)
     nan_where_never = np.array(q.max_itl_s, np.float64)
     generated = np.array(q.generated, np.int64)
     nan_where_never[nan_where_never == 0.0] = np.nan
@@ -338,7 +342,7 @@ def _request_frame(cluster: Cluster) -> pd.DataFrame:
             "output_tokens": w.output_tokens,
             "slo_class": np.array(w.slo_classes, dtype=object)[w.slo_class],
             "priority": w.priority,
-            "replica": cluster.replica_of.astype(np.int32),
+            "replica": replica.astype(np.int32),
             "status": np.array(STATUS_NAMES, dtype=object)[status],
             "reason": cluster.reasons,
             "first_scheduled_s": np.array(q.first_scheduled_s, np.float64),

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from sim.engine.clock import COMPLETION, DECISION, Clock
+from sim.engine.cohort import leave
 from sim.engine.lane import accept, settle
 from sim.engine.layout import (
     BURST,
     BUSY,
+    DECODE,
     ERROR,
     ERROR_ID,
     ERROR_TEXT,
@@ -29,6 +31,7 @@ from sim.engine.layout import (
     N_WAIT,
     NOW,
     RUN_AREA,
+    RUN_HEAD,
     RUN_SINCE,
     STEP_FIELDS,
     TOTAL,
@@ -165,6 +168,14 @@ class ReplicaProcess:
             fv[area] += self.r.iv[count] * (now - fv[since])
             fv[since] = now
         return np.array(self.r.iv[:INTEGERS], np.int64), np.array(fv[:FLOATS], np.float64)
+
+    def disband(self) -> None:
+        """After the end: bring up to date the counters of requests that were still decoding."""
+        i = int(self.r.iv[RUN_HEAD])
+        while i >= 0:
+            if self.q.phase[i] == DECODE:
+                leave(self.q, self.r, i)
+            i = int(self.q.next[i])
 
     def check_empty(self) -> None:
         """All blocks are back once nothing runs."""

@@ -22,6 +22,7 @@ from sim.engine.layout import (
     DECODE_ALL,
     FINISHED_COUNT,
     FREE,
+    GUARD,
     MANY,
     N_CHUNKS,
     N_PARTIAL,
@@ -216,6 +217,8 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
         pi[FULL] = 0  # only after this round has been refused its prefill
     elif iv[N_PARTIAL] == 0 and (pi[FULL] == 1 or iv[WAIT_HEAD] < 0):
         a.iv[REPEAT] = MANY
+        if iv[BLOCK] > 1:
+            a.iv[GUARD] = decodes  # a free page for each, needed or not
 
 
 @jit

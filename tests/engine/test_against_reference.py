@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from naive import Outcome, run_naive
 from naive_schedulers import naive_scheduler
-from stub_cost import TICK, real_cost, rough_tables, stub_cost
-from workloads import Case, cases, workload
+from stub_cost import TICK, rough_tables, stub_cost
+from workloads import Case, cases
 
 from sim.engine import RunRecords, simulate
 from sim.policies import make_policy
