@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,8 @@ import simpy
 from numpy.typing import NDArray
 
 from sim.cost.base import CostModel
+from sim.cost.belief import believe
+from sim.cost.pairs import compile_pairs
 from sim.engine.clock import ARRIVAL, TRANSFER, Clock
 from sim.engine.layout import (
     BUSY_S,
@@ -46,11 +49,11 @@ from sim.engine.layout import (
     make_requests,
 )
 from sim.engine.records import FINISHED, REJECTED, STATUS_NAMES, UNFINISHED, RunRecords
-from sim.engine.replica import ReplicaProcess
+from sim.engine.replica import OneLane, ReplicaProcess, TwoLanes
 from sim.engine.view import advance_object
 from sim.errors import SimctlError, StalledError
 from sim.jit import COMPILED
-from sim.policies.base import CompiledPolicy, Deployment
+from sim.policies.base import MECHANISMS, CompiledPolicy, Deployment
 from sim.suggest import nearest
 from sim.workload.workload import Workload
 
@@ -147,6 +150,7 @@ class Cluster:
         record_steps: bool,
         warmup_s: float,
         end_s: float,
+        estimator: Any,
     ) -> None:
         if router not in ROUTERS:
             raise SimctlError(
@@ -170,7 +174,8 @@ class Cluster:
         if assigned is not None:
             self.replica_of[self._routable] = assigned
         self.replicas = [
-            self._make_replica(k, policy, cost, seed, jitter, bursts, record_steps) for k in range(replicas)
+            self._make_replica(k, policy, cost, seed, jitter, bursts, record_steps, estimator)
+            for k in range(replicas)
         ]
 
     def _make_replica(
@@ -182,44 +187,42 @@ class Cluster:
         jitter: bool,
         bursts: bool,
         record_steps: bool,
+        estimator: Any,
     ) -> ReplicaProcess:
         d = self.deployment
         compiled = isinstance(policy, CompiledPolicy)
         tokens, seqs = largest_step(policy, d)
         order = policy.run_order if compiled else int(getattr(policy, "run_order", BY_ADMISSION))
+        pairs = policy.sm_sets(d) if compiled else []
+        sizes = policy.price_partitions(d) if compiled else [d.sms]
+        partitions = sizes[1:]
         p = cost.compile(
             max_tokens=tokens,
             max_seqs=seqs,
             max_context=d.max_context,
-            partitions=(),
+            partitions=partitions,
             seed=seed,
             replica=k,
             jitter=jitter,
             compiled=COMPILED,
         )
         inbox = self._routable[self.replica_of[self._routable] == k]
-        r = make_replica(
-            d.num_blocks, d.block_size, seqs, order, record_steps, inbox, cost.gpu.sms, cost.model.layers
-        )
+        r = make_replica(d.num_blocks, d.block_size, seqs, order, record_steps, inbox, sizes, d.layers)
         a = make_plan(seqs)
-        if compiled:
-            ki, kf = policy.bind(d)
-            advance = type(policy).advance
-
-            def drive(limit: float, look_ahead: float) -> None:
-                advance(self.q, r, a, p, ki, kf, limit, look_ahead if bursts else -math.inf)
+        lanes = OneLane(self.q, r, p)
+        if compiled and policy.lanes == 2:
+            x = compile_pairs(cost, partitions, pairs)
+            lanes = TwoLanes(self.q, r, p, x)
+            belief = believe(estimator, cost, p, x, partitions, pairs, seed)
+            drive = _drive_two_lanes(policy, self.q, r, a, p, x, belief, d)
+        elif compiled:
+            drive = _drive_one_lane(policy, self.q, r, a, p, d, bursts)
         else:
-
-            def drive(limit: float, look_ahead: float) -> None:
-                far = look_ahead if bursts else -math.inf
-                advance_object(policy, self.q, r, a, p, cost.gpu.sms, limit, far)
-
+            drive = _drive_object(policy, self.q, r, a, p, d, bursts)
         return ReplicaProcess(
             self.clock,
             k,
-            self.q,
-            r,
-            p,
+            lanes,
             drive,
             self._limit,
             not self.run_ahead,
@@ -317,6 +320,40 @@ class Cluster:
         return end
 
 
+def _drive_one_lane(
+    policy: CompiledPolicy, q: Any, r: Any, a: Any, p: Any, d: Deployment, bursts: bool
+) -> Callable[[float, float], None]:
+    ki, kf = policy.bind(d)
+    advance = type(policy).advance
+
+    def drive(limit: float, look_ahead: float) -> None:
+        advance(q, r, a, p, ki, kf, limit, look_ahead if bursts else -math.inf)
+
+    return drive
+
+
+def _drive_two_lanes(
+    policy: CompiledPolicy, q: Any, r: Any, a: Any, p: Any, x: Any, belief: tuple[Any, Any], d: Deployment
+) -> Callable[[float, float], None]:
+    ki, kf = policy.bind(d)
+    advance = type(policy).advance
+    b, y = belief
+
+    def drive(limit: float, look_ahead: float) -> None:
+        advance(q, r, a, p, x, b, y, ki, kf, limit)
+
+    return drive
+
+
+def _drive_object(
+    policy: Any, q: Any, r: Any, a: Any, p: Any, d: Deployment, bursts: bool
+) -> Callable[[float, float], None]:
+    def drive(limit: float, look_ahead: float) -> None:
+        advance_object(policy, q, r, a, p, d.sms, limit, look_ahead if bursts else -math.inf)
+
+    return drive
+
+
 def _totals(snapshots: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for name, at in INTEGER_TOTALS.items():
@@ -405,6 +442,7 @@ def deploy(
     gpu_memory_utilization: float | None = None,
     num_gpu_blocks: int | None = None,
     block_size: int | None = None,
+    mechanism: str = "green",
 ) -> Deployment:
     """The replica that a policy gets: its block size, and the KV blocks that fit beside its largest step."""
     knobs: dict[str, Any] = {
@@ -412,12 +450,22 @@ def deploy(
     }
     if gpu_memory_utilization is not None:
         knobs["gpu_memory_utilization"] = gpu_memory_utilization
-    context, gpu = cost.model.max_context, cost.gpu.name
-    first = Deployment(cost.memory(**knobs).num_blocks, knobs["block_size"], context, gpu)
+    if mechanism not in MECHANISMS:
+        raise SimctlError(f"unknown mechanism '{mechanism}'.{nearest(mechanism, MECHANISMS)}")
+    first = Deployment(
+        cost.memory(**knobs).num_blocks,
+        knobs["block_size"],
+        cost.model.max_context,
+        cost.gpu.name,
+        cost.gpu.sms,
+        cost.model.layers,
+        MECHANISMS[mechanism],
+        float(cost.gpu.compute_capability),
+    )
     tokens, seqs = largest_step(policy, first)
-    # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py default for large GPUs)
+    # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)
     plan = cost.memory(**knobs, num_gpu_blocks=num_gpu_blocks, max_tokens=tokens, max_seqs=min(seqs, 1024))
-    return Deployment(plan.num_blocks, knobs["block_size"], context, gpu)
+    return replace(first, num_blocks=plan.num_blocks)
 
 
 def simulate(
@@ -437,6 +485,8 @@ def simulate(
     drain: bool = True,
     record_steps: bool = False,
     bursts: bool = True,
+    estimator: Any = "analytic",
+    mechanism: str = "green",
 ) -> RunRecords:
     """Simulate one workload under one policy.
 
@@ -452,6 +502,7 @@ def simulate(
         gpu_memory_utilization=gpu_memory_utilization,
         num_gpu_blocks=num_gpu_blocks,
         block_size=block_size,
+        mechanism=mechanism,
     )
     end_s = horizon_s if horizon_s is not None else math.inf
     if not drain:
@@ -469,5 +520,6 @@ def simulate(
         record_steps=record_steps,
         warmup_s=warmup_s,
         end_s=end_s,
+        estimator=estimator,
     )
     return _records(cluster, cluster.run())

@@ -145,10 +145,16 @@ def _take_inbox(q: Any, r: Any, p: Any) -> None:
 
 @jit
 def accept(q: Any, r: Any, p: Any, i: int, now: float) -> None:
-    """Request i arrives: a burst in flight is cut at its next boundary, so that the plan there sees it."""
+    """Request i arrives: a burst in flight is cut at this or its next boundary, so that the plan there sees it."""
     settle(q, r, p, now)
     if r.iv[BUSY] == 1:
-        r.iv[BURST] = r.iv[COMMITTED] + 1
+        done = r.iv[COMMITTED]
+        if done > 0 and r.ends[done - 1] == now:
+            r.iv[BURST] = done
+            r.iv[BUSY] = 0
+            r.fv[NOW] = now
+        else:
+            r.iv[BURST] = done + 1
     elif now > r.fv[NOW]:
         r.fv[NOW] = now
     q.phase[i] = WAITING

@@ -7,6 +7,7 @@ and a request is touched only when something happens to it alone (`sim.engine.co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,6 +143,7 @@ class Replica(NamedTuple):
     inbox: Any  # requests known to arrive here, by arrival; the loop takes them by itself
     policy_i: Any  # the policy's own state
     policy_f: Any
+    policy_sms: Any  # SMs of each price partition
 
 
 class PlanArrays(NamedTuple):
@@ -220,10 +222,13 @@ def make_replica(
     run_order: int,
     record_steps: bool,
     inbox: Any,
-    sms: int,
+    partitions: Sequence[int],
     layers: int,
 ) -> Replica:
-    """An idle replica with all its blocks free, to which the requests of `inbox` will come."""
+    """An idle replica with all its blocks free, to which the requests of `inbox` will come.
+
+    `partitions`: SMs of each price partition, the whole GPU first.
+    """
     slots = max_seqs + 1
     iv = _ints(INTEGERS)
     for index in (WAIT_HEAD, WAIT_TAIL, RUN_HEAD, RUN_TAIL):
@@ -232,7 +237,7 @@ def make_replica(
     iv[BLOCK] = block_size
     iv[RUN_ORDER] = run_order
     iv[LOG_STEPS] = int(record_steps)
-    iv[SMS] = sms
+    iv[SMS] = partitions[0]
     iv[MODEL_LAYERS] = layers
     return Replica(
         iv=iv,
@@ -256,6 +261,7 @@ def make_replica(
         inbox=array(inbox, np.int64),
         policy_i=_ints(POLICY_SLOTS),
         policy_f=_floats(POLICY_SLOTS),
+        policy_sms=array(partitions, np.int64),
     )
 
 

@@ -12,10 +12,12 @@ import numpy as np
 from sim.engine.clock import COMPLETION, DECISION, Clock
 from sim.engine.cohort import leave
 from sim.engine.lane import accept, settle
+from sim.engine.lanes import NEVER, accept_lanes, next_end, settle_lanes
 from sim.engine.layout import (
     BURST,
     BUSY,
     DECODE,
+    DUE,
     ERROR,
     ERROR_ID,
     ERROR_TEXT,
@@ -41,6 +43,62 @@ from sim.engine.layout import (
 from sim.errors import PlanError
 
 
+class OneLane:
+    """How the process touches a replica whose policy uses one lane."""
+
+    def __init__(self, q: Any, r: Any, p: Any) -> None:
+        self.q, self.r, self.p = q, r, p
+
+    def settle(self, now: float) -> None:
+        """Commit what has ended by `now`."""
+        settle(self.q, self.r, self.p, now)
+
+    def accept(self, i: int, now: float) -> None:
+        """Request i arrives."""
+        accept(self.q, self.r, self.p, i, now)
+
+    def wake_up(self, now: float) -> None:
+        """An idle lane decides at `now`, not at its last boundary."""
+        if self.r.iv[BUSY] == 0:
+            self.r.fv[NOW] = max(self.r.fv[NOW], now)
+
+    def due(self) -> float:
+        """End of what is in flight; infinite if nothing is."""
+        return float(self.r.ends[self.r.iv[BURST] - 1]) if self.r.iv[BUSY] == 1 else math.inf
+
+    def decides_at(self, now: float) -> float:
+        """When a request that has just arrived is first looked at."""
+        return min(self.due(), now) if self.r.iv[BUSY] == 0 else self.due()
+
+
+class TwoLanes(OneLane):
+    """The same for a policy with a prefill and a decode lane."""
+
+    def __init__(self, q: Any, r: Any, p: Any, x: Any) -> None:
+        super().__init__(q, r, p)
+        self.x = x
+
+    def settle(self, now: float) -> None:
+        """Commit what has ended by `now`."""
+        settle_lanes(self.q, self.r, self.p, self.x, now)
+
+    def accept(self, i: int, now: float) -> None:
+        """Request i arrives."""
+        accept_lanes(self.q, self.r, self.p, self.x, i, now)
+
+    def wake_up(self, now: float) -> None:
+        """Lanes keep their own time."""
+
+    def due(self) -> float:
+        """The next completion on either lane; infinite if both are idle."""
+        end = float(next_end(self.r))
+        return end if end < NEVER else math.inf
+
+    def decides_at(self, now: float) -> float:
+        """At once if a lane is idle."""
+        return now if self.r.iv[DUE] == 1 else self.due()
+
+
 class ReplicaProcess:
     """Drives one replica's arrays.
 
@@ -53,16 +111,15 @@ class ReplicaProcess:
         self,
         clock: Clock,
         index: int,
-        q: Any,
-        r: Any,
-        p: Any,
+        lanes: OneLane,
         drive: Callable[[float, float], None],
         limit: Callable[[], float],
         look_far: bool,
         on_finish: Callable[[list[int]], None] | None,
         name: str,
     ) -> None:
-        self.clock, self.index, self.q, self.r, self.p = clock, index, q, r, p
+        self.clock, self.index, self.lanes = clock, index, lanes
+        self.q, self.r = lanes.q, lanes.r
         self.drive, self.limit, self.look_far, self.on_finish, self.name = (
             drive,
             limit,
@@ -84,7 +141,7 @@ class ReplicaProcess:
 
     def settle(self, now: float) -> None:
         """Bring the state up to `now`."""
-        settle(self.q, self.r, self.p, now)
+        self.lanes.settle(now)
 
     def start(self) -> None:
         """Wake for the first request of the inbox, if there is one."""
@@ -93,9 +150,8 @@ class ReplicaProcess:
 
     def accept(self, i: int, now: float) -> None:
         """Request i arrives now, by a router that has just chosen this replica."""
-        r = self.r
-        accept(self.q, r, self.p, i, now)
-        due = float(r.ends[r.iv[BURST] - 1]) if r.iv[BUSY] == 1 else now
+        self.lanes.accept(i, now)
+        due = self.lanes.decides_at(now)
         if due != self._wake_s:
             self._wake(due)
 
@@ -124,8 +180,7 @@ class ReplicaProcess:
             return
         self._wake_s = math.inf
         r = self.r
-        if r.iv[BUSY] == 0:
-            r.fv[NOW] = max(r.fv[NOW], self.clock.now)
+        self.lanes.wake_up(self.clock.now)
         limit = math.nextafter(self.clock.now, math.inf) if self.on_finish else self.limit()
         look_ahead = math.inf if self.look_far or self.on_finish else limit
         while True:
@@ -137,8 +192,9 @@ class ReplicaProcess:
             if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP:
                 break
             self.drain()
-        if r.iv[BUSY] == 1:
-            self._wake(float(r.ends[r.iv[BURST] - 1]))
+        due = self.lanes.due()
+        if due < math.inf:
+            self._wake(due)
         elif r.iv[INBOX_NEXT] < len(r.inbox):
             self._wake(float(self.q.arrival_s[r.inbox[r.iv[INBOX_NEXT]]]))
 

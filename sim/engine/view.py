@@ -34,8 +34,8 @@ from sim.engine.layout import (
     WAIT_HEAD,
     WAITING,
 )
+from sim.engine.plans import clear_plan
 from sim.errors import PlanError
-from sim.policies.base import clear_plan
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ BUILT_IN = {
     "vllm": "sim.policies.vllm:VllmPolicy",
     "sarathi": "sim.policies.sarathi:SarathiPolicy",
     "sglang": "sim.policies.sglang:SglangPolicy",
+    "static-split": "sim.policies.static_split:StaticSplitPolicy",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -24,6 +25,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "sarathi-2048": ("sarathi", {"token_budget": 2048}),
     "sglang-1024": ("sglang", {"chunked_prefill_size": 1024}),
     "sglang-2048": ("sglang", {"chunked_prefill_size": 2048}),
+    "fixed-50-50": ("static-split", {"prefill_share": 0.5}),
 }
 
 __all__ = ["CompiledPolicy", "Deployment", "Knob", "Policy", "PolicyInfo", "list_policies", "make_policy"]

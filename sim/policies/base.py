@@ -17,17 +17,9 @@ from numpy.typing import NDArray
 
 from sim.engine.layout import (
     BY_ADMISSION,
-    DECODE_ALL,
-    GUARD,
-    N_CHUNKS,
-    N_HOLD,
-    N_PREEMPT,
-    REPEAT,
-    TO_BACK,
     array,
 )
 from sim.errors import SimctlError
-from sim.jit import jit
 from sim.suggest import nearest
 from sim.workload.workload import Workload
 
@@ -43,13 +35,50 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Mechanism:
+    """How SMs are given to a lane. `granule(cc)`: (least, step) of a set by compute capability; `overlap`: may the
+    two sets share SMs; `switch_s`: time to move a lane to another set."""
+
+    name: str
+    granules: Mapping[int, tuple[int, int]]
+    overlap: bool
+    switch_s: float
+    source: str
+
+    def sizes(self, sms: int, compute_capability: float) -> list[int]:
+        """SM counts that the side asked for can have; the other side gets the remainder."""
+        least, step = self.granules.get(int(compute_capability), (2, 2))
+        return list(range(least, sms, step))
+
+
+GREEN = Mechanism(
+    "green",
+    {8: (4, 2), 9: (8, 8), 10: (8, 8)},
+    True,
+    5e-6,
+    "CUDA driver API cuDevSmResourceSplitByCount; contexts are made beforehand and chosen by stream",
+)
+LIBSMCTRL = Mechanism(
+    "libsmctrl", {}, True, 4.1e-6, "Bullet Table 5: rewriting a stream's mask takes 4.1 us; TPCs of 2 SMs"
+)
+MPS = Mechanism(
+    "mps", {7: (1, 1), 8: (1, 1), 9: (1, 1), 10: (1, 1)}, True, 5.0, "per cent of SMs, at process start"
+)
+MECHANISMS = {mechanism.name: mechanism for mechanism in (GREEN, LIBSMCTRL, MPS)}
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """What a replica offers its policy: KV pool, context limit and the GPU's name."""
+    """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs."""
 
     num_blocks: int
     block_size: int
     max_context: int
     gpu: str
+    sms: int = 1
+    layers: int = 1
+    mechanism: Mechanism = GREEN
+    compute_capability: float = 9.0
 
 
 class Policy(Protocol):
@@ -67,6 +96,7 @@ class CompiledPolicy:
     mirrors: ClassVar[str]
     knobs: ClassVar[dict[str, Knob]]
     run_order: ClassVar[int] = BY_ADMISSION
+    lanes: ClassVar[int] = 1
     advance: ClassVar[Callable[..., None]]
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:
@@ -106,6 +136,15 @@ class CompiledPolicy:
         tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens - 1
         return np.asarray(-(-tokens // deployment.block_size), np.int64)
 
+    def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
+        """Two lanes: the (prefill SMs, decode SMs) pairs that may run side by side; see `Mechanism`."""
+        return []
+
+    def price_partitions(self, deployment: Deployment) -> list[int]:
+        """SMs of each price partition, the whole GPU first: what the indices in a two-lane plan mean."""
+        sizes = {size for pair in self.sm_sets(deployment) for size in pair}
+        return [deployment.sms, *sorted(sizes - {deployment.sms})]
+
     def bind(self, deployment: Deployment) -> tuple[Any, Any]:
         """The parameters as arrays for the compiled code."""
         integers, floats = self.parameters(deployment)
@@ -128,44 +167,6 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         )
     if knob.minimum is not None and value is not None and not (value >= knob.minimum):
         raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the least is {knob.minimum}")
-
-
-@jit
-def clear_plan(a: Any) -> None:
-    """An empty plan: decode everybody once, evict nobody."""
-    a.iv[N_CHUNKS] = 0
-    a.iv[N_PREEMPT] = 0
-    a.iv[N_HOLD] = 0
-    a.iv[TO_BACK] = 0
-    a.iv[GUARD] = 0
-    a.iv[DECODE_ALL] = 1
-    a.iv[REPEAT] = 1
-
-
-@jit
-def add_chunk(a: Any, i: int, tokens: int, reserve: int) -> None:
-    """Plan `tokens` of request i's prompt, holding blocks for its first `reserve` tokens."""
-    c = a.iv[N_CHUNKS]
-    a.chunk_id[c] = i
-    a.chunk_tokens[c] = tokens
-    a.chunk_reserve[c] = reserve
-    a.iv[N_CHUNKS] = c + 1
-
-
-@jit
-def add_victim(a: Any, i: int) -> None:
-    """Plan to evict request i."""
-    a.preempt[a.iv[N_PREEMPT]] = i
-    a.iv[N_PREEMPT] += 1
-
-
-@jit
-def is_victim(a: Any, i: int) -> bool:
-    """Does the plan evict request i?"""
-    for n in range(a.iv[N_PREEMPT]):  # noqa: SIM110  (numba compiles no generator expressions)
-        if a.preempt[n] == i:
-            return True
-    return False
 
 
 @dataclass(frozen=True)

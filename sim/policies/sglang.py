@@ -37,8 +37,9 @@ from sim.engine.layout import (
     TO_BACK,
     WAIT_HEAD,
 )
+from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Deployment, Knob, add_chunk, add_victim, clear_plan, is_victim
+from sim.policies.base import CompiledPolicy, Deployment, Knob
 from sim.workload.workload import Workload
 
 # ki and kf

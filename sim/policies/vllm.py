@@ -28,8 +28,9 @@ from sim.engine.layout import (
     RUN_TAIL,
     WAIT_HEAD,
 )
+from sim.engine.plans import add_chunk, add_victim, clear_plan
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Deployment, Knob, add_chunk, add_victim, clear_plan
+from sim.policies.base import CompiledPolicy, Deployment, Knob
 
 BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT = 0, 1, 2, 3, 4
 SOURCE = "vllm:vllm/v1/core/sched/scheduler.py"

@@ -1,0 +1,138 @@
+"""A fixed share of the SMs for each phase: prefill and decode side by side, never re-partitioned by load.
+
+The idea of MuxServe (arXiv:2404.02015) within one model, and Bullet's static arms: SM-84 (prefill 84, decode free to
+use all of the 108) and SM-108 (no partition), arXiv:2504.19516 Fig. 22. Left open there and chosen here: prompts
+are admitted first come first served, whole, up to `max_prefill_tokens` a batch, with blocks for the whole prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.engine.lanes import begin_lanes, execute_lanes
+from sim.engine.layout import D_LAUNCH, D_PART, FREE, IN_CHUNKS, N_PREEMPT, P_LAYERS, P_PART
+from sim.errors import SimctlError
+from sim.jit import jit
+from sim.policies.base import CompiledPolicy, Deployment, Knob
+from sim.policies.two_lanes import (
+    admit_prompts,
+    clear_lanes,
+    decodable,
+    has_prefill,
+    layers_left,
+    make_room,
+    may_decode,
+    may_prefill,
+)
+from sim.workload.workload import Workload
+
+TOKENS, SEQS, SPARE, GROUP, EXPAND, PREFILL_PART, DECODE_PART = 0, 1, 2, 3, 4, 5, 6
+
+
+@jit
+def plan(q: Any, r: Any, a: Any, ki: Any) -> None:
+    """Launch whatever is idle on its own set; on all SMs if the other phase has nothing to do."""
+    clear_lanes(a)
+    free = r.iv[FREE]
+    if may_decode(r) and decodable(r) > 0:
+        free = make_room(q, r, a)
+        a.iv[D_LAUNCH] = 1
+    if may_prefill(r):
+        if r.iv[IN_CHUNKS] == 0 and a.iv[N_PREEMPT] == 0:
+            admit_prompts(q, r, a, ki[TOKENS], ki[SEQS], ki[SPARE], free)
+        if has_prefill(r, a):
+            left = layers_left(r)
+            a.iv[P_LAYERS] = min(ki[GROUP], left) if ki[GROUP] > 0 else left
+            alone = ki[EXPAND] == 1 and decodable(r) == 0
+            a.iv[P_PART] = 0 if alone else ki[PREFILL_PART]
+    a.iv[D_PART] = 0 if ki[EXPAND] == 1 and not has_prefill(r, a) else ki[DECODE_PART]
+
+
+@jit
+def advance(q: Any, r: Any, a: Any, p: Any, x: Any, b: Any, y: Any, ki: Any, kf: Any, limit: float) -> None:
+    """Run the replica until `limit`."""
+    while begin_lanes(q, r, p, x, limit):
+        plan(q, r, a, ki)
+        if not execute_lanes(q, r, a, p, x):
+            return
+
+
+class StaticSplitPolicy(CompiledPolicy):
+    """Fixed SM shares for prefill and decode."""
+
+    name = "static-split"
+    source = "MuxServe, arXiv:2404.02015; Bullet's static arms, arXiv:2504.19516 Fig. 22"
+    mirrors = "no engine: a reference point"
+    lanes = 2
+    knobs = {  # noqa: RUF012
+        "prefill_sms": Knob(
+            None, "SMs of prefill; default by prefill_share", "a choice of the experiment", minimum=1
+        ),
+        "decode_sms": Knob(None, "SMs of decode; default: the rest", "a choice of the experiment", minimum=1),
+        "prefill_share": Knob(
+            0.5, "share of the SMs for prefill", "50:50 as the survey articles call it", minimum=0
+        ),
+        "expand_when_idle": Knob(
+            False, "a phase alone takes all SMs from its next launch", "choice; off = strictly static"
+        ),
+        "layer_step": Knob(0, "layers per prefill launch; 0: all at once", "choice", minimum=0),
+        "max_prefill_tokens": Knob(
+            8192, "prompt tokens of a prefill batch", "choice; sglang's chunk", minimum=1
+        ),
+        "max_num_seqs": Knob(256, "most running requests", "choice; vLLM's default", minimum=1),
+        "watermark": Knob(
+            0.01, "share of the blocks kept free at admission", "vLLM v0's watermark", minimum=0
+        ),
+    }
+    advance = advance
+
+    def max_tokens(self, deployment: Deployment) -> int:
+        """A batch, or one prompt that is longer."""
+        return max(int(self["max_prefill_tokens"]), deployment.max_context)
+
+    def split(self, deployment: Deployment) -> tuple[int, int]:
+        """SMs of prefill and of decode."""
+        total = deployment.sms
+        sizes = deployment.mechanism.sizes(total, deployment.compute_capability)
+        prefill = self["prefill_sms"]
+        if prefill is None and self["decode_sms"] is not None:
+            prefill = total - int(self["decode_sms"])
+        if prefill is None:
+            prefill = min(sizes, key=lambda size: (abs(size - self["prefill_share"] * total), size))
+        decode = self["decode_sms"] if self["decode_sms"] is not None else total - int(prefill)
+        for side, sms in (("prefill_sms", int(prefill)), ("decode_sms", int(decode))):
+            legal = sms == total or sms in sizes or total - sms in sizes
+            if not legal:
+                near = min([*sizes, total], key=lambda size: abs(size - sms))
+                raise SimctlError(
+                    f"policy '{self.label}': {side} = {sms} is no set that '{deployment.mechanism.name}' can make on "
+                    f"{deployment.gpu} ({total} SMs); the nearest is {near}"
+                )
+        return int(prefill), int(decode)
+
+    def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
+        """The split, and what it overlaps with while one side has expanded."""
+        p, d = self.split(deployment)
+        return [(p, d), (deployment.sms, d), (p, deployment.sms), (deployment.sms, deployment.sms)]
+
+    def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
+        """Limits, layer group, expansion, and the two price partitions."""
+        sizes = self.price_partitions(deployment)
+        p, d = self.split(deployment)
+        return [
+            int(self["max_prefill_tokens"]),
+            self.max_seqs(deployment),
+            int(self["watermark"] * deployment.num_blocks),
+            int(self["layer_step"]),
+            int(self["expand_when_idle"]),
+            sizes.index(p),
+            sizes.index(d),
+        ], []
+
+    def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
+        """The watermark comes on top at admission."""
+        spare = int(self["watermark"] * deployment.num_blocks)
+        return super().required_blocks(workload, deployment) + spare

@@ -1,0 +1,106 @@
+"""What the two-lane policies share: admitting whole prompts, making room for a decode step, launching both lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.engine.cohort import blocks_now, decode_need
+from sim.engine.lanes import lane_idle
+from sim.engine.layout import (
+    BLOCK,
+    COHORT,
+    D_LAUNCH,
+    D_PART,
+    DECODE_LANE,
+    FREE,
+    IN_CHUNKS,
+    LAYERS_DONE,
+    MODEL_LAYERS,
+    N_CHUNKS,
+    N_READY,
+    N_RUN,
+    P_LAYERS,
+    P_MIXED,
+    P_PART,
+    PREFILL,
+    PREFILL_LANE,
+    RUN_TAIL,
+    WAIT_HEAD,
+)
+from sim.engine.plans import add_chunk, add_victim, clear_plan
+from sim.jit import jit
+
+
+@jit
+def clear_lanes(a: Any) -> None:
+    """An empty plan for two lanes: launch nothing."""
+    clear_plan(a)
+    a.iv[P_LAYERS] = 0
+    a.iv[P_PART] = 0
+    a.iv[P_MIXED] = 0
+    a.iv[D_LAUNCH] = 0
+    a.iv[D_PART] = 0
+
+
+@jit
+def decodable(r: Any) -> int:
+    """Requests that decode or can from the next step on."""
+    return int(r.iv[COHORT] + r.iv[N_READY])
+
+
+@jit
+def layers_left(r: Any) -> int:
+    """Layers that the open prefill batch has yet to run; all of them for a new one."""
+    return int(r.iv[MODEL_LAYERS] - r.iv[LAYERS_DONE])
+
+
+@jit
+def make_room(q: Any, r: Any, a: Any) -> int:
+    """Victims, youngest first, so that a decode step fits; returns the blocks left beside it."""
+    free = r.iv[FREE] - decode_need(q, r)
+    i = r.iv[RUN_TAIL]
+    while free < 0 and i >= 0:
+        if q.phase[i] != PREFILL:
+            add_victim(a, i)
+            # its own block for the step is not needed any more either
+            free += blocks_now(q, r, i) + 1
+        i = q.prev[i]
+    return int(free)
+
+
+@jit
+def admit_prompts(q: Any, r: Any, a: Any, most_tokens: int, most_seqs: int, spare: int, free: int) -> int:
+    """Whole prompts first come first served, up to `most_tokens` (one longer prompt runs alone); returns tokens."""
+    tokens, running = 0, r.iv[N_RUN]
+    i = r.iv[WAIT_HEAD]
+    while i >= 0 and running < most_seqs:
+        size = q.target[i]
+        need = -(-size // r.iv[BLOCK])
+        if tokens > 0 and tokens + size > most_tokens:
+            break
+        if free - need < spare:
+            break
+        add_chunk(a, i, size, size)
+        free -= need
+        tokens += size
+        running += 1
+        i = q.next[i]
+    return tokens
+
+
+@jit
+def may_prefill(r: Any) -> bool:
+    """Can the prefill lane take a launch now?"""
+    return lane_idle(r, PREFILL_LANE)
+
+
+@jit
+def may_decode(r: Any) -> bool:
+    """Can the decode lane take a launch now?"""
+    return lane_idle(r, DECODE_LANE)
+
+
+@jit
+def has_prefill(r: Any, a: Any) -> bool:
+    """Is a prefill batch open or planned?"""
+    return bool(r.iv[IN_CHUNKS] > 0 or a.iv[N_CHUNKS] > 0)
