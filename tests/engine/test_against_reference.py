@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from naive import Outcome, run_naive
 from naive_schedulers import naive_scheduler
 from stub_cost import TICK, rough_tables, stub_cost
-from workloads import Case, cases
+from workloads import Case, cases, workload
 
 from sim.engine import RunRecords, simulate
 from sim.policies import make_policy
 
 EXACT = stub_cost(rough_tables(TICK, wobble=True))
 UGLY = stub_cost(rough_tables(1.1e-6, wobble=True))
+
+
+def naive_run(case: Case, cost: Any) -> Outcome:
+    """The run in the reference simulator."""
+    scheduler = naive_scheduler(case.entry["name"], case.entry, case.blocks, case.block_size)
+    seqs = case.entry.get("max_num_seqs") or case.entry["max_running_requests"]
+    budgets = ("max_num_batched_tokens", "token_budget", "chunked_prefill_size")
+    largest = max(seqs, *(case.entry.get(k, 0) for k in budgets))
+    prices = cost.compile(max_tokens=largest, max_seqs=seqs, max_context=cost.model.max_context)
+    return run_naive(case.workload, scheduler, prices)
 
 
 def both(case: Case, cost: Any) -> tuple[RunRecords, Outcome]:
@@ -32,14 +44,7 @@ def both(case: Case, cost: Any) -> tuple[RunRecords, Outcome]:
         jitter=False,
         record_steps=True,
     )
-    scheduler = naive_scheduler(case.entry["name"], case.entry, case.blocks, case.block_size)
-    seqs = case.entry.get("max_num_seqs") or case.entry["max_running_requests"]
-    largest = max(
-        seqs,
-        *(case.entry.get(k, 0) for k in ("max_num_batched_tokens", "token_budget", "chunked_prefill_size")),
-    )
-    prices = cost.compile(max_tokens=largest, max_seqs=seqs, max_context=cost.model.max_context)
-    return records, run_naive(case.workload, scheduler, prices)
+    return records, naive_run(case, cost)
 
 
 def pooled(records: RunRecords) -> Counter[float]:
@@ -99,3 +104,37 @@ def test_random_runs_equal_the_reference(name: str) -> None:
 @settings(max_examples=40)
 def test_random_runs_equal_the_reference_where_sums_round(case: Case) -> None:
     assert_same(*both(case, UGLY))
+
+
+def with_arrivals_on_boundaries(case: Case, cost: Any, picks: list[tuple[int, int, int]]) -> Case:
+    """Add requests that arrive exactly when a step ends: each (which step, prompt, output)."""
+    after = 0.0
+    for which, prompt, output in picks:
+        ends = [end for _, end, *_ in naive_run(case, cost).steps if end >= after]
+        if not ends:
+            break
+        after = ends[which % len(ends)]
+        load = case.workload
+        order = np.argsort(np.append(load.arrival_s, after), kind="stable")
+        columns = (
+            np.append(column, value)[order].tolist()
+            for column, value in (
+                (load.arrival_s, after),
+                (load.prompt_tokens, prompt),
+                (load.output_tokens, output),
+            )
+        )
+        case = replace(case, workload=workload(*columns))
+    return case
+
+
+PICKS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=4
+)
+
+
+@given(case=cases(most=6), picks=PICKS, ugly=st.booleans())
+@settings(max_examples=80)
+def test_arrivals_on_step_boundaries(case: Case, picks: list[tuple[int, int, int]], ugly: bool) -> None:
+    cost = UGLY if ugly else EXACT
+    assert_same(*both(with_arrivals_on_boundaries(case, cost, picks), cost))
