@@ -116,7 +116,10 @@ class PrefillAttention:
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """One new token of each of `batch` sequences whose contexts add up to `context_sum` (arrays)."""
+    """One new token of each of `batch` sequences whose contexts add up to `context_sum` (arrays).
+
+    `context_max`: the longest context (None: not known, all alike).
+    """
 
     batch: Ints
     context_sum: Floats
@@ -125,6 +128,7 @@ class DecodeAttention:
     head_dim: int
     dtype_bytes: int
     window: int | None
+    context_max: Floats | None = None
 
 
 Shape = Gemm | Elementwise | PrefillAttention | DecodeAttention

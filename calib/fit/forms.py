@@ -1,0 +1,104 @@
+"""The physics forms under every curve: which parameters each family has, their bounds, and how they are fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from calib.fit.points import Floats, Points
+from calib.fit.robust import Bound, Fitted, fit
+from sim.cost.gpu import GpuSpec
+from sim.cost.measured import Form as FormCurve
+from sim.cost.measured import form_of
+
+MOST_POINTS = 700  # of a fit of a handful of parameters; more would only cost time
+
+# parameters of `sim.cost.spec.Roofline`; the fallback is what says the least when the data say nothing
+COMMON = {
+    "launch_s": Bound(3e-7, 4e-5, 3e-6),
+    "bandwidth_efficiency": Bound(0.2, 1.0, 0.85),
+    "sm_bytes_per_clock": Bound(5.0, 400.0, 58.0),
+    "bandwidth_p": Bound(0.8, 12.0, 2.0),
+}
+BOUNDS: dict[str, dict[str, Bound]] = {
+    "gemm": {
+        **COMMON,
+        "efficiency": Bound(0.1, 1.0, 0.83),
+        "wave_s": Bound(1e-8, 1e-5, 2e-7, 0.0),
+        "overlap_p": Bound(1.0, 20.0, 6.0),
+    },
+    "prefill": {
+        **COMMON,
+        "efficiency": Bound(0.1, 1.0, 0.66),
+        "wave_s": Bound(1e-7, 2e-5, 2e-6, 0.0),
+        "overlap_p": Bound(1.0, 20.0, 4.0),
+        "tail": Bound(1e-2, 3.0, 0.3, 0.0),
+        "split_s": Bound(1e-7, 3e-5, 3e-6, 0.0),
+    },
+    "decode": {
+        **COMMON,
+        "efficiency": Bound(0.05, 1.0, 0.5),
+        "wave_s": Bound(1e-7, 2e-5, 2e-6, 0.0),
+        "overlap_p": Bound(1.0, 20.0, 4.0),
+        "split_s": Bound(1e-8, 3e-5, 5e-7, 0.0),
+    },
+    "elementwise": COMMON,
+}
+FLAT = {
+    "fixed_s": Bound(1e-7, 5e-5, 3e-6),
+    "compute": Bound(0.01, 1.2, 0.7),
+    "memory": Bound(0.02, 3.0, 0.7),  # above 1 where the data stay in L2
+    "knee": Bound(0.03, 1.0, 0.4),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A fitted physics form and what is known of its parameters."""
+
+    kind: str
+    curve: FormCurve
+    terms: Mapping[str, float]
+    fitted: Fitted
+
+
+def form_seconds(curve: FormCurve, points: Points) -> Floats:
+    """What the form says for each point, at the clock of the point."""
+    found = np.zeros(len(points))
+    for key, mask in points.groups().items():
+        part = points.take(mask)
+        found[mask] = curve.timing(part.shape(key), part.sms, part.clock).seconds  # type: ignore[arg-type]
+    return found
+
+
+def fit_form(points: Points, gpu: GpuSpec, kind: str = "waves", start: Form | None = None) -> Form:
+    """The terms of the form `waves` or `flat` that fit the points, on logarithms of time with a soft-L1 loss.
+
+    With `start` (an earlier fit) only what that one identified is fitted again, from its values.
+    """
+    bounds = dict(FLAT if kind == "flat" else BOUNDS[points.kind])
+    sample = thinned(points, MOST_POINTS)
+    logs = np.log(sample.seconds)
+    fixed: dict[str, float] = {}
+    if start is not None:
+        fixed = {name: start.terms[name] for name in start.fitted.rejected}
+        bounds = {name: bound for name, bound in bounds.items() if name not in fixed}
+
+    def error(terms: Mapping[str, float]) -> Floats:
+        predicted = form_seconds(form_of(gpu, kind, {**fixed, **terms}, "measured"), sample)
+        return np.asarray(np.log(predicted) - logs)
+
+    fitted = fit(error, bounds, start.terms if start else None, reject=start is None)
+    terms = {**fixed, **fitted.values}
+    return Form(kind, form_of(gpu, kind, terms, "measured"), terms, fitted)
+
+
+def thinned(points: Points, most: int) -> Points:
+    """At most `most` points, the same for the same points: every so-manieth in an order mixed by a fixed seed."""
+    if len(points) <= most:
+        return points
+    kept = np.zeros(len(points), dtype=bool)
+    kept[np.random.default_rng(5).permutation(len(points))[:most]] = True
+    return points.take(kept)
