@@ -9,10 +9,7 @@ import pandas as pd
 
 from sim.engine.records import RunRecords
 
-TOTALS = (
-    "iterations decisions busy_s gpu_s host_bound_s dense_tokens head_rows prefill_pairs prefill_kv_tokens "
-    "decode_kv_tokens sm_active_s kv_block_s waiting_s running_s launches_graph launches_eager flagged"
-).split()
+TOTALS = ["iterations", "decisions", "busy_s", "gpu_s", "host_bound_s", "dense_tokens", "head_rows", "prefill_pairs", "prefill_kv_tokens", "decode_kv_tokens", "sm_active_s", "kv_block_s", "waiting_s", "running_s", "launches_graph", "launches_eager", "flagged"]
 
 
 def request(arrival: float, first: float, end: float, **other: Any) -> dict[str, Any]:
@@ -52,7 +49,7 @@ def records(
         for k in range(tokens - 1)
     ]
     itl_s, itl_end = np.array(gaps, np.float64).reshape(-1, 2).T
-    totals = {name: 1.0 for name in TOTALS} | other.pop("totals", {})
+    totals = dict.fromkeys(TOTALS, 1.0) | other.pop("totals", {})
     return RunRecords(
         requests=frame,
         itl_s=other.pop("itl_s", itl_s),
