@@ -60,8 +60,23 @@ def validate(source: Source, overrides: Sequence[tuple[str, str]] = ()) -> Exper
         experiment = Experiment.model_validate(source.data)
     except ValidationError as error:
         raise SimctlError(_first_fault(error, source)) from None
+    _check_workload(experiment, source)
     refuse_unsupported(experiment, source)
     return experiment
+
+
+def _check_workload(experiment: Experiment, source: Source) -> None:
+    """Have the owner of the `workload:` block check which of its keys go together."""
+    from sim.workload.process import parse_process
+    from sim.workload.spec import check_keys
+
+    block = experiment.workload.model_dump(exclude_none=True)
+    try:
+        check_keys(block)
+        parse_process(block)
+    except SimctlError as error:
+        key = str(error).split(":")[0].split(" ")[0]
+        raise SimctlError(f"{source.where(tuple(key.split('.')))}: {error}") from None
 
 
 def apply_override(source: Source, option: str, assignment: str) -> None:

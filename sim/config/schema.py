@@ -87,64 +87,41 @@ MaxNewTokens = Annotated[
 ]
 
 
-# what a generated workload needs and a trace brings along
-GENERATED = ("arrivals", "num_prompts", "prompt_tokens", "output_tokens")
-
-
 class WorkloadSpec(Section):
-    """What arrives: a trace (a path or a bundled name) or generated requests."""
+    """What arrives: a trace (a path or a bundled name) or generated requests.
+
+    Which keys go together is checked by `sim.workload`, which builds the requests from them.
+    """
 
     trace: str | None = None
-    arrivals: Literal["trace", "poisson", "gamma", "deterministic", "bursts", "closed-loop"] | None = None
-    num_prompts: Count | None = None
-    prompt_tokens: Lengths | None = None
-    output_tokens: Lengths | None = None
-    burstiness: Positive | None = None
-    max_concurrency: Count | None = None
-    max_requests: Count | None = None
-    window_s: Annotated[list[NonNegative], Field(min_length=2, max_length=2)] | None = None
-    on_overlength: Literal["reject", "truncate"] = "reject"
-    rescale: Literal["stretch", "redraw"] = "stretch"
-    max_new_tokens: MaxNewTokens = "actual"
-    # how to read and thin a trace where its reader should not decide
     format: str | None = None
-    time_unit: Literal["s", "ms", "us", "ns", "iso"] | None = None
+    time_unit: str | None = None
     columns: dict[str, str] | None = None
     on_zero: Literal["drop", "clamp"] | None = None
+    window_s: Annotated[list[NonNegative], Field(min_length=2, max_length=2)] | None = None
+    max_requests: Count | None = None
     subsample: Positive | None = None
     shuffle: bool | None = None
     spread_s: Positive | None = None
-    # rank correlation of generated lengths, shape of bursts, classes
+    rescale: Literal["stretch", "redraw"] = "stretch"
+    num_prompts: Count | None = None
+    prompt_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
     spearman: Annotated[float, Field(gt=-1, lt=1, allow_inf_nan=False)] | None = None
+    arrivals: Literal["trace", "poisson", "gamma", "deterministic", "bursts", "closed-loop"] | None = None
+    burstiness: Positive | None = None
     on_s: Positive | None = None
     off_s: NonNegative | None = None
     minute_profile: str | None = None
+    max_concurrency: Count | None = None
+    on_overlength: Literal["reject", "truncate"] = "reject"
+    max_new_tokens: MaxNewTokens = "actual"
     slo_class: str | dict[str, NonNegative] | None = None
 
-    @model_validator(mode="after")
-    def _one_source(self) -> WorkloadSpec:
-        if self.trace is None:
-            missing = [key for key in GENERATED if getattr(self, key) is None]
-            if missing == list(GENERATED):
-                raise ValueError("give `trace` (a path or a bundled name), or `arrivals` with token lengths")
-            if missing:
-                raise ValueError(f"generated requests need `{'`, `'.join(missing)}` too")
-            if self.arrivals == "trace":
-                raise ValueError("`arrivals: trace` replays a trace's own stamps and needs `trace`")
-        else:
-            extra = [key for key in GENERATED[1:] if getattr(self, key) is not None]
-            if extra:
-                raise ValueError(
-                    f"`{'`, `'.join(extra)}` belongs to generated requests, but `trace` is given"
-                    + ("; `max_requests` cuts a trace" if "num_prompts" in extra else "")
-                )
-        if self.window_s is not None and self.window_s[0] >= self.window_s[1]:
-            raise ValueError("`window_s` must be [start, end] with start < end")
-        if (self.arrivals == "closed-loop") != (self.max_concurrency is not None):
-            raise ValueError("`arrivals: closed-loop` and `max_concurrency` belong together")
-        if self.burstiness is not None and self.arrivals not in ("gamma", "poisson", "bursts"):
-            raise ValueError("`burstiness` shapes `arrivals: gamma` (1 is Poisson, smaller is burstier)")
-        return self
+    @property
+    def closed_loop(self) -> bool:
+        """Are requests issued as others finish, rather than at times of their own?"""
+        return self.arrivals == "closed-loop"
 
 
 class Parallel(Section):
@@ -306,13 +283,10 @@ class Experiment(Section):
         twice = next((t for t in titles if titles.count(t) > 1), None)
         if twice is not None:
             raise ValueError(f"policies: two entries are called '{twice}'; give each its own `label`")
-        rate_needed = self.workload.arrivals in ("poisson", "gamma", "deterministic", "bursts")
-        if rate_needed and self.sweep is None:
-            raise ValueError(
-                f"workload.arrivals: {self.workload.arrivals} needs `sweep: {{request_rate: [...]}}`"
-            )
-        if self.workload.arrivals == "closed-loop" and self.sweep is not None:
+        if self.workload.closed_loop and self.sweep is not None:
             raise ValueError("sweep.request_rate does not fit `arrivals: closed-loop`, which has no rate")
+        if self.workload.trace is None and not self.workload.closed_loop and self.sweep is None:
+            raise ValueError("workload: generated requests need a rate: add `sweep: {request_rate: [...]}`")
         return self
 
     def rates(self) -> list[float | None]:

@@ -18,14 +18,16 @@ RULES: tuple[Rule, ...] = (
     (("pools",), lambda e: e.pools is not None, "disaggregated pools; leave the key out"),
     (("link",), lambda e: e.link is not None, "KV transfer between instances; leave the key out"),
     (("power_cap_w",), lambda e: e.power_cap_w is not None, "a power cap; leave the key out"),
-    (("estimator",), lambda e: e.estimator != "analytic", "predicting policies; leave the key out"),
-    (("mechanism",), lambda e: e.mechanism != "green", "SM partitions; leave the key out"),
     (
         ("memory", "prefix_caching"),
         lambda e: e.memory.prefix_caching,
         "prefix caching; the only value is false",
     ),
-    (("slo", "classes"), lambda e: e.slo.classes is not None, "SLO classes; leave the key out"),
+    (
+        ("slo", "classes"),
+        lambda e: any(c.priority for c in (e.slo.classes or {}).values()),
+        "priorities of SLO classes; leave `priority` out",
+    ),
     (
         ("kernels", "attention"),
         lambda e: e.kernels.attention != "serial",

@@ -55,9 +55,12 @@ def load(tmp_path: Path, text: str, *sets: str) -> Any:
             BASE.replace("trace: a.csv", "trce: a.csv"),
             "line 1: unknown key `workload.trce`. Did you mean 'trace'?",
         ),
-        (BASE.replace("trace: a.csv", "trace: a.csv, num_prompts: 3"), "`max_requests` cuts a trace"),
-        (BASE.replace("trace: a.csv", "arrivals: poisson"), "generated requests need `num_prompts`"),
-        (GENERATED, "line 1: workload.arrivals: poisson needs `sweep"),
+        (BASE.replace("trace: a.csv", "trace: a.csv, num_prompts: 3"), "max_requests limits a trace"),
+        (
+            BASE.replace("trace: a.csv", "arrivals: poisson"),
+            "line 1: workload: generated requests need a rate",
+        ),
+        (GENERATED, "line 1: workload: generated requests need a rate: add `sweep"),
         (GENERATED.replace("poisson", "poison"), "Did you mean 'poisson'?"),
         (
             GENERATED.replace("prompt_tokens: 5", "prompt_tokens: {lognormal: {medan: 3}}"),
@@ -69,6 +72,8 @@ def load(tmp_path: Path, text: str, *sets: str) -> Any:
             BASE + "slo: {classes: {chat: {ttft_mss: 3}}}",
             "`slo.classes.chat.ttft_mss`. Did you mean 'ttft_ms'?",
         ),
+        (BASE.replace("a.csv", "a.csv, burstiness: 2"), "line 1: workload.burstiness: has no effect"),
+        (GENERATED.replace("poisson", "closed-loop"), "line 1: workload.max_concurrency is missing"),
         (BASE + "measure: {warmup_s: 10, horizon_s: 5}", "`horizon_s` must lie after `warmup_s`"),
     ],
 )
@@ -91,10 +96,8 @@ def test_fault_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None
         "pools={}",
         "link={}",
         "power_cap_w=500",
-        "estimator=oracle",
-        "mechanism=mps",
         "memory.prefix_caching=true",
-        "slo.classes={chat: {ttft_ms: 300}}",
+        "slo.classes={chat: {ttft_ms: 300, priority: 1}}",
         "kernels.attention=pod",
     ],
 )
