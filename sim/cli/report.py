@@ -1,0 +1,31 @@
+"""`simctl report`: redraw the page of a result folder from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write [DIR/report.html].")
+@click.option(
+    "--plotlyjs",
+    type=click.Choice(["inline", "shared"]),
+    default="inline",
+    show_default=True,
+    help="Put plotly's script (4.8 MB) into the page, or once beside it for all pages there.",
+)
+def report(folder: Path, output: Path | None, plotlyjs: str) -> None:
+    """Redraw the report of a result folder.
+
+    Reads summary.json and requests.parquet, whatever version of the simulator wrote them; no simulation runs.
+
+    Example: simctl report out/quickstart -o quickstart.html
+    """
+    from sim.report.html import write_report
+
+    click.echo(write_report(folder, output, shared_script=plotlyjs == "shared"))
