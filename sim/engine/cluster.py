@@ -34,6 +34,7 @@ from sim.engine.layout import (
     IDLE_LANE_SM_S,
     ITERATIONS,
     KV_BLOCK_S,
+    N_RUN,
     N_WAIT,
     NEW,
     PAIRS,
@@ -132,6 +133,13 @@ ROUTERS: dict[str, type[RoundRobin] | type[LeastOutstanding]] = {
 }
 
 
+def check_router(router: str) -> None:
+    """Raise SimctlError for a router that does not exist."""
+    if router not in ROUTERS:
+        known = nearest(router, ROUTERS) or " Known: " + ", ".join(ROUTERS)
+        raise SimctlError(f"unknown router '{router}'.{known}")
+
+
 class Cluster:
     """Replicas of one policy behind a router on one clock."""
 
@@ -152,10 +160,7 @@ class Cluster:
         end_s: float,
         estimator: Any,
     ) -> None:
-        if router not in ROUTERS:
-            raise SimctlError(
-                f"unknown router '{router}'.{nearest(router, ROUTERS) or ' Known: ' + ', '.join(ROUTERS)}"
-            )
+        check_router(router)
         self.workload, self.deployment, self.end_s, self.warmup_s = workload, deployment, end_s, warmup_s
         self.clock = Clock()
         self.router = ROUTERS[router]()
@@ -310,10 +315,11 @@ class Cluster:
         for replica in self.replicas:
             replica.settle(end)
             replica.drain()
-            if not math.isfinite(self.end_s) and replica.r.iv[N_WAIT] > 0:
+            if not math.isfinite(self.end_s) and replica.outstanding > 0:
                 raise StalledError(
                     f"nothing can progress: policy '{replica.name}' leaves {int(replica.r.iv[N_WAIT])} requests "
-                    f"waiting on replica {replica.index} although no other event is due"
+                    f"waiting and {int(replica.r.iv[N_RUN])} running on replica {replica.index} although no "
+                    "other event is due"
                 )
             replica.check_empty()
             replica.disband()

@@ -143,6 +143,13 @@ class View:
         )
 
 
+def _is_here(q: Any, r: Any, i: int) -> bool:
+    """Does request i stand in one of this replica's queues?"""
+    while q.prev[i] >= 0:
+        i = q.prev[i]
+    return bool(i == r.iv[WAIT_HEAD] or i == r.iv[RUN_HEAD])
+
+
 def _write_plan(q: Any, r: Any, a: Any, plan: Plan) -> None:
     """Translate a Plan into plan arrays; raises PlanError where it is not one."""
     clear_plan(a)
@@ -154,6 +161,8 @@ def _write_plan(q: Any, r: Any, a: Any, plan: Plan) -> None:
         )
     victims = [int(i) for i in plan.preempt]
     launch = plan.launches[0] if plan.launches else None
+    if launch is not None and not isinstance(launch, Prefill | Decode | Mixed):
+        raise PlanError(f"a launch is Prefill, Decode or Mixed, not {type(launch).__name__}")
     chunks = list(launch.chunks) if isinstance(launch, Prefill | Mixed) else []
     slots = len(a.chunk_id)
     if len(victims) > slots or len(chunks) > slots:
@@ -161,6 +170,8 @@ def _write_plan(q: Any, r: Any, a: Any, plan: Plan) -> None:
     for n, i in enumerate(victims):
         if not 0 <= i < len(q.phase) or q.phase[i] not in (PREFILL, READY, DECODE):
             raise PlanError(f"request {i} is to be preempted but is not running")
+        if not _is_here(q, r, i):
+            raise PlanError(f"request {i} is to be preempted but is on another replica")
         a.preempt[n] = i
     a.iv[N_PREEMPT] = len(victims)
     admitted = None if plan.admit is None else {int(i) for i in plan.admit}
@@ -170,6 +181,8 @@ def _write_plan(q: Any, r: Any, a: Any, plan: Plan) -> None:
                 "finished" if 0 <= i < len(q.phase) and q.phase[i] == DONE else "not waiting or prefilling"
             )
             raise PlanError(f"request {i} has a chunk but is {state}")
+        if not _is_here(q, r, i):
+            raise PlanError(f"request {i} has a chunk but is on another replica")
         if admitted is not None and q.phase[i] == WAITING and i not in admitted:
             raise PlanError(f"request {i} waits and has a chunk but is not in `admit`")
         a.chunk_id[n], a.chunk_tokens[n], a.chunk_reserve[n] = int(i), int(tokens), 0
