@@ -93,3 +93,30 @@ def gpus(as_json: bool) -> None:
         for spec in specs
     ]
     click.echo(table(header, listed))
+
+
+@click.command(context_settings=SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, knobs included.")
+def policies(as_json: bool) -> None:
+    """List the serving policies and presets with their sources.
+
+    Example: simctl policies --json
+    """
+    from sim.policies import list_policies
+
+    infos = list_policies()
+    if as_json:
+        rows = [
+            {
+                "name": info.name,
+                "base": info.base,
+                "source": info.source,
+                "mirrors": info.mirrors,
+                "knobs": {name: asdict(knob) for name, knob in info.knobs.items()},
+            }
+            for info in infos
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    listed = [(info.name, info.base or "-", info.mirrors, info.source) for info in infos]
+    click.echo(table(("POLICY", "PRESET OF", "MIRRORS", "SOURCE"), listed))

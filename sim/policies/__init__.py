@@ -28,7 +28,16 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "fixed-50-50": ("static-split", {"prefill_share": 0.5}),
 }
 
-__all__ = ["CompiledPolicy", "Deployment", "Knob", "Policy", "PolicyInfo", "list_policies", "make_policy"]
+__all__ = [
+    "CompiledPolicy",
+    "Deployment",
+    "Knob",
+    "Policy",
+    "PolicyInfo",
+    "list_policies",
+    "make_policy",
+    "policy_module",
+]
 
 
 def _load(target: str, wanted: str) -> Any:
@@ -67,6 +76,13 @@ def make_policy(entry: str | Mapping[str, Any]) -> Any:
         raise SimctlError(f"policy '{name}' has no method plan(view)")
     policy.label = label or name.rpartition(":")[2]
     return policy
+
+
+def policy_module(entry: str | Mapping[str, Any]) -> str | None:
+    """Module of the built-in policy that an entry names; None for others."""
+    name = entry if isinstance(entry, str) else str(entry.get("name"))
+    target = BUILT_IN.get(PRESETS.get(name, (name, {}))[0])
+    return target.partition(":")[0] if target else None
 
 
 def list_policies() -> list[PolicyInfo]:

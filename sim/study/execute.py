@@ -1,0 +1,123 @@
+"""One run of a study, from its seed to its rows; needs nothing but the setting and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.engine import RunRecords, simulate
+from sim.errors import SimctlError
+from sim.metrics import summarise
+from sim.metrics.conservation import check_conservation
+from sim.metrics.definitions import Slo, latencies, verdicts
+from sim.policies import make_policy
+from sim.study.plan import Run, Setting
+
+
+@dataclass
+class Outcome:
+    """What one run leaves: its row of `summary.json`, a row a request, a row a launch if asked for.
+
+    `timing`: `iterations`, `decisions`, `startup_s` (workload and cost model), `loop_s` (the simulation).
+    """
+
+    index: int
+    summary: dict[str, Any]
+    requests: pd.DataFrame
+    steps: pd.DataFrame | None
+    timing: dict[str, float]
+
+
+def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
+    """Simulate one run. Raises SimctlError, PlanError or StalledError with the run named in front."""
+    e = setting.experiment
+    began = perf_counter()
+    cost = setting.cost()
+    workload = setting.workload(run.request_rate, run.seed)
+    policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+    ready = perf_counter()
+    records = simulate(
+        workload,
+        policy,
+        cost,
+        replicas=e.replicas,
+        router=e.router,
+        gpu_memory_utilization=e.memory.gpu_memory_utilization,
+        num_gpu_blocks=e.memory.num_gpu_blocks,
+        block_size=e.memory.block_size,
+        seed=run.seed,
+        jitter=e.jitter,
+        warmup_s=e.measure.warmup_s,
+        horizon_s=e.measure.horizon_s,
+        drain=e.measure.drain,
+        record_steps=record_steps,
+        estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
+        mechanism=e.mechanism,
+    )
+    done = perf_counter()
+    check_conservation(records)
+    flagged = int(records.totals["flagged"])
+    if e.strict and flagged:
+        raise SimctlError(
+            f"strict: {flagged} steps of {title(run)} lie outside what the profile covers; "
+            "use another profile, or `strict: false` to flag them"
+        )
+    slo = setting.slo()
+    summary = summarise(
+        records,
+        slo=slo,
+        cost=cost,
+        policy_label=run.label,
+        request_rate=run.request_rate,
+        seed=run.seed,
+        num_gpus=e.replicas,
+        closed_loop=workload.max_concurrency is not None,
+        rejected_overlength=workload.rejected_overlength,
+    )
+    summary["notes"] = [*workload.notes, *summary["notes"]]
+    timing = {
+        "iterations": int(records.totals["iterations"]),
+        "decisions": int(records.totals["decisions"]),
+        "startup_s": ready - began,
+        "loop_s": done - ready,
+    }
+    steps = None if records.steps is None else _led_by(run, records.steps)
+    return Outcome(run.index, {"run": run.index, **summary}, request_table(records, slo, run), steps, timing)
+
+
+def request_table(records: RunRecords, slo: Slo, run: Run) -> pd.DataFrame:
+    """A row a request: the records, its latencies in ms, `in_window`, and `good` (met every SLO limit)."""
+    requests = records.requests
+    values = latencies(requests)
+    start, end = records.window_s
+    table = requests.assign(
+        ttft_ms=1e3 * values["ttft_s"],
+        tpot_ms=1e3 * values["tpot_s"],
+        e2el_ms=1e3 * values["e2el_s"],
+        max_itl_ms=1e3 * requests["max_itl_s"],
+        in_window=requests["arrival_s"].between(start, end),
+    )
+    met = verdicts(requests, values, slo)
+    if met:
+        table["good"] = met["all"]
+    return _led_by(run, table)
+
+
+def title(run: Run) -> str:
+    """A run in words, for messages."""
+    rate = "" if run.request_rate is None else f" at {run.request_rate:g} req/s"
+    return f"{run.label}{rate}, seed {run.seed}"
+
+
+def _led_by(run: Run, table: pd.DataFrame) -> pd.DataFrame:
+    rate = np.nan if run.request_rate is None else run.request_rate
+    lead = pd.DataFrame(
+        {"run": run.index, "policy": run.label, "request_rate": float(rate), "seed": run.seed},
+        index=table.index,
+    )
+    return pd.concat([lead, table], axis=1)

@@ -1,0 +1,117 @@
+"""The result folder: runs are written as they finish beside the target, which appears when all are done.
+
+While a study runs, `DIR.partial` holds `study.json` (whose results these are) and `parts/`, a JSON file and
+parquet files a run; the JSON is written last and marks the run as finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from sim.config.resolve import content_hash
+from sim.errors import SimctlError
+from sim.study.execute import Outcome
+from sim.study.plan import Study
+
+
+class ResultFolder:
+    """Where the results of one study go. `steps`: does it hold a row a launch?"""
+
+    def __init__(self, target: Path, study: Study, *, steps: bool = False) -> None:
+        self.target = target
+        self.partial = target.with_name(target.name + ".partial")
+        self.parts = self.partial / "parts"
+        self.study = study
+        self.steps = steps
+        self.key = content_hash([study.resolved, steps])
+
+    def check_target(self, *, force: bool = False) -> None:
+        """Refuse a target that holds anything but an older result of this very experiment."""
+        if self.target.exists() and not self.target.is_dir():
+            raise SimctlError(f"{self.target} is a file; give a folder for the results with -o")
+        if force or not self.target.exists() or not any(self.target.iterdir()):
+            return
+        held = self.target / "experiment.yaml"
+        if not held.is_file():
+            raise SimctlError(f"{self.target} holds files that are not results; give another folder with -o")
+        try:
+            other = yaml.safe_load(held.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            other = None
+        if not isinstance(other, dict) or _inputs(other) != _inputs(self.study.resolved):
+            raise SimctlError(
+                f"{self.target} holds the results of another experiment; "
+                "give another folder with -o, or --force to replace them"
+            )
+
+    def open(self, *, resume: bool = False) -> set[int]:
+        """Make the partial folder, or with `resume` take up the one that is there; returns finished runs."""
+        marker = self.partial / "study.json"
+        if marker.is_file():
+            held = json.loads(marker.read_text(encoding="utf-8"))
+            done = {int(path.stem) for path in self.parts.glob("*.json")}
+            if resume and held == {"sha256": self.key}:
+                return done
+            if resume:
+                raise SimctlError(
+                    f"{self.partial} holds an interrupted run of another experiment, version or set of outputs; "
+                    "remove it, or leave out --resume to start over"
+                )
+        self.discard()
+        self.parts.mkdir(parents=True)
+        marker.write_text(json.dumps({"sha256": self.key}))
+        return set()
+
+    def discard(self) -> None:
+        """Remove the partial folder, if there is one."""
+        if (self.partial / "study.json").is_file() or not self.partial.exists():
+            shutil.rmtree(self.partial, ignore_errors=True)
+        else:
+            raise SimctlError(f"{self.partial} is in the way and not an interrupted run; move it away")
+
+    def add(self, outcome: Outcome) -> None:
+        """Write one finished run."""
+        stem = self.parts / f"{outcome.index:06d}"
+        outcome.requests.to_parquet(stem.with_suffix(".requests.parquet"), index=False)
+        if outcome.steps is not None:
+            outcome.steps.to_parquet(stem.with_suffix(".steps.parquet"), index=False)
+        waiting = stem.with_suffix(".tmp")
+        waiting.write_text(
+            json.dumps({"summary": outcome.summary, "timing": outcome.timing}, allow_nan=False)
+        )
+        os.replace(waiting, stem.with_suffix(".json"))
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        """The finished runs' {"summary", "timing"}, in the order of the runs."""
+        for path in sorted(self.parts.glob("*.json")):
+            yield json.loads(path.read_text(encoding="utf-8"))
+
+    def table(self, index: int, kind: str) -> pd.DataFrame:
+        """A run's `requests` or `steps`."""
+        return pd.read_parquet(self.parts / f"{index:06d}.{kind}.parquet")
+
+    def publish(self) -> None:
+        """Drop the parts and put the folder in place of the target."""
+        shutil.rmtree(self.parts)
+        (self.partial / "study.json").unlink()
+        old = self.target.with_name(self.target.name + ".old")
+        if self.target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(self.target, old)
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(self.partial, self.target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _inputs(resolved: dict[str, Any]) -> dict[str, Any]:
+    """What the user asked for and on which data, whatever the versions."""
+    block = resolved.get("resolved") or {}
+    return {**resolved, "resolved": {k: v for k, v in block.items() if k != "versions"}}

@@ -1,0 +1,231 @@
+"""From an experiment to its runs: everything is checked here, before anything is simulated or written."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sim.config.load import load_experiment, parse_experiment
+from sim.config.resolve import content_hash, plain, resolve
+from sim.config.schema import Experiment
+from sim.config.source import Source
+from sim.cost import load_cost
+from sim.cost.profiled import ProfiledCost
+from sim.engine import ROUTERS
+from sim.engine.cluster import deploy, largest_step
+from sim.errors import SimctlError
+from sim.metrics import Slo
+from sim.policies import make_policy
+from sim.suggest import nearest
+from sim.workload.build import build_workload
+from sim.workload.workload import Workload
+
+VERSIONED = ("lanesim", "numpy", "pandas", "pyarrow", "simpy")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulation of a study. `policy` is an entry of the experiment file or a policy object."""
+
+    index: int
+    policy: Any
+    label: str
+    request_rate: float | None
+    replicate: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs of a study share; small enough to be sent to every worker."""
+
+    experiment: Experiment
+    base_dirs: tuple[Path, ...]
+
+    def cost(self) -> ProfiledCost:
+        """The cost model, loaded once per process."""
+        e = self.experiment
+        return _cost(e.model, e.gpu, e.profile, e.kernels.launch, tuple(e.kernels.scale.items()))
+
+    def workload(self, request_rate: float | None, seed: int) -> Workload:
+        """The workload at a rate; the latest ones are kept, since policies share them."""
+        return _workload(self, request_rate, seed)
+
+    def slo(self) -> Slo:
+        """Limits as the metrics take them."""
+        spec = self.experiment.slo
+        classes = {k: Slo(**c.model_dump(exclude={"priority"})) for k, c in (spec.classes or {}).items()}
+        return Slo(**spec.model_dump(exclude={"classes"}), classes=classes)
+
+    def __hash__(self) -> int:
+        return hash(self.base_dirs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked experiment, ready to run. `resolved` is what `experiment.yaml` of the results will hold."""
+
+    setting: Setting
+    runs: tuple[Run, ...]
+    resolved: dict[str, Any]
+    profile: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        """Identity of inputs and program: results of equal studies are equal byte for byte."""
+        return content_hash(self.resolved)
+
+
+@lru_cache(maxsize=2)
+def _cost(
+    model: str, gpu: str, profile: str, launch: str, scale: tuple[tuple[str, float], ...]
+) -> ProfiledCost:
+    return load_cost(model, gpu, profile, kernels={"launch": launch, "scale": dict(scale)})
+
+
+@lru_cache(maxsize=2)
+def _workload(setting: Setting, request_rate: float | None, seed: int) -> Workload:
+    e = setting.experiment
+    classes = None if e.slo.classes is None else {k: c.model_dump() for k, c in e.slo.classes.items()}
+    return build_workload(
+        e.workload.model_dump(exclude_none=True),
+        seed=seed,
+        request_rate=request_rate,
+        context_limit=setting.cost().model.max_context,
+        base_dirs=setting.base_dirs,
+        slo_classes=classes,
+    )
+
+
+def prepare(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    policies: Sequence[Any] | None = None,
+) -> Study:
+    """Load, check and expand an experiment: a file, a mapping, or one that is loaded already.
+
+    `policies` replaces the experiment's own: entries or objects with `plan(view)`. Raises SimctlError for
+    anything that could not run: unknown names, knobs, traces, a model that does not fit, keys without effect.
+    """
+    source = Source("experiment", {})
+    if isinstance(experiment, Mapping):
+        experiment, source = parse_experiment(_copy(experiment), overrides)
+    elif not isinstance(experiment, Experiment):
+        experiment, source = load_experiment(experiment, overrides)
+    bases = tuple(dict.fromkeys([source.folder or Path.cwd(), Path.cwd()]))
+    setting = Setting(experiment, bases)
+    entries = list(policies) if policies is not None else [entry.plain() for entry in experiment.policies]
+    made = [_policy(entry, source) for entry in entries]
+    labels = [label for _, label in made]
+    if len(set(labels)) < len(labels):
+        raise SimctlError(f"two policies are called '{next(x for x in labels if labels.count(x) > 1)}'")
+    cost = setting.cost()
+    _check_effects(setting, [policy for policy, _ in made], source)
+    runs = expand(experiment, [(e, label) for e, (_, label) in zip(entries, made, strict=True)])
+    workload = setting.workload(runs[0].request_rate, runs[0].seed)
+    plain_form = {
+        **plain(experiment),
+        "policies": [_written(e, label) for e, label in zip(entries, labels, strict=True)],
+    }
+    resolved = resolve(
+        plain_form,
+        versions={**{name: version(name) for name in VERSIONED}, "python": platform.python_version()},
+        profile_sha256=cost.profile_hash,
+        trace_sha256=workload.sha256,
+    )
+    profile = {"name": cost.profile.name, "gpu": cost.gpu.name, "sha256": cost.profile_hash}
+    return Study(setting, tuple(runs), resolved, {**profile, "provenance": cost.provenance()})
+
+
+def expand(experiment: Experiment, policies: Sequence[tuple[Any, str]]) -> list[Run]:
+    """Runs in the order policy, rate, replicate. Replicate k has seed + k under every policy and rate, so that
+    policies and rates are compared on the same draws."""
+    runs: list[Run] = []
+    for entry, label in policies:
+        for rate in experiment.rates():
+            for k in range(experiment.num_runs):
+                runs.append(Run(len(runs), entry, label, rate, k, experiment.seed + k))
+    return runs
+
+
+def memory_plans(study: Study) -> list[dict[str, Any]]:
+    """Per policy, the bytes behind its KV blocks: budget, weights, activations, runtime, KV."""
+    cost, memory, rows = study.setting.cost(), study.setting.experiment.memory, []
+    for run in {run.label: run for run in reversed(study.runs)}.values():
+        policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+        deployment = _deploy(study.setting, policy)
+        tokens, seqs = largest_step(policy, deployment)
+        knobs: dict[str, Any] = {"num_gpu_blocks": memory.num_gpu_blocks, "block_size": deployment.block_size}
+        if memory.gpu_memory_utilization is not None:
+            knobs["gpu_memory_utilization"] = memory.gpu_memory_utilization
+        # the sampler's share as `deploy` counts it, so that both name the same number of blocks
+        plan = cost.memory(**knobs, max_tokens=tokens, max_seqs=min(seqs, 1024))
+        rows.append({"policy": run.label, "max_tokens": tokens, "max_seqs": seqs, "plan": plan})
+    return rows[::-1]
+
+
+def _deploy(setting: Setting, policy: Any) -> Any:
+    memory = setting.experiment.memory
+    return deploy(
+        policy,
+        setting.cost(),
+        gpu_memory_utilization=memory.gpu_memory_utilization,
+        num_gpu_blocks=memory.num_gpu_blocks,
+        block_size=memory.block_size,
+        mechanism=setting.experiment.mechanism,
+    )
+
+
+def _policy(entry: Any, source: Source) -> tuple[Any, str]:
+    """(policy, label) of an entry or object; faults are told with their line."""
+    if isinstance(entry, str | Mapping):
+        try:
+            policy = make_policy(entry)
+        except SimctlError as error:
+            raise SimctlError(f"{source.where(('policies',))}: {error}") from None
+        title = entry if isinstance(entry, str) else str(entry.get("label") or entry["name"])
+        return policy, title
+    if not callable(getattr(entry, "plan", None)) and not hasattr(entry, "advance"):
+        raise SimctlError(
+            f"policy {entry!r} is neither a name, a mapping nor an object with a method plan(view)"
+        )
+    return entry, str(getattr(entry, "label", None) or type(entry).__name__)
+
+
+def _written(entry: Any, label: str) -> str | dict[str, Any]:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, Mapping):
+        return dict(entry)
+    kind = type(entry)
+    return {"name": f"{kind.__module__}:{kind.__qualname__}", "label": label}
+
+
+def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) -> None:
+    """Refuse what does not fit or would have no effect on any of the policies."""
+    e = setting.experiment
+    if e.router not in ROUTERS:
+        raise SimctlError(
+            f"{source.where(('router',))}: unknown router '{e.router}'.{nearest(e.router, ROUTERS)}"
+        )
+    spatial = any(getattr(policy, "lanes", 1) > 1 for policy in policies)
+    for key, default in (("mechanism", "green"), ("estimator", "analytic")):
+        if getattr(e, key) != default and not spatial:
+            raise SimctlError(
+                f"{source.where((key,))}: `{key}` has no effect, since none of the policies shares the SMs"
+            )
+    for policy in policies:
+        _deploy(setting, policy)
+
+
+def _copy(value: Any) -> Any:
+    """Nested mappings and lists as new dicts and lists: overrides must not reach the caller's data."""
+    if isinstance(value, Mapping):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list | tuple) else value

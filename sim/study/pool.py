@@ -1,0 +1,54 @@
+"""Runs spread over processes, or over a Ray or Dask cluster; the order of completion never shows in results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+from sim.errors import SimctlError
+
+BACKENDS = ("local", "ray", "dask")
+
+
+def map_runs(
+    work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, jobs: int = 1, backend: str = "local"
+) -> Iterator[Any]:
+    """Yield `work(*task)` as tasks finish. `jobs`: processes at a time, 0 for one a core.
+
+    Raises SimctlError with the install line if the backend's extra is missing.
+    """
+    jobs = jobs or os.cpu_count() or 1
+    tasks = list(tasks)
+    if backend == "local" and (jobs == 1 or len(tasks) < 2):
+        # no second process: nothing to pickle, and tracebacks lead to the fault
+        for task in tasks:
+            yield work(*task)
+        return
+    from joblib import Parallel, delayed, parallel_config
+
+    with parallel_config(backend=_register(backend, jobs), n_jobs=jobs):
+        parallel = Parallel(batch_size=1, return_as="generator_unordered")
+        yield from parallel(delayed(work)(*task) for task in tasks)
+
+
+def _register(backend: str, jobs: int) -> str:
+    """Make joblib's name for the backend usable. Both find a running cluster by their own environment."""
+    if backend == "local":
+        return "loky"
+    try:
+        if backend == "ray":
+            import_module("ray.util.joblib").register_ray()
+        else:
+            # an address in DASK_SCHEDULER_ADDRESS wins over local workers
+            distributed = import_module("distributed")
+            address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+            distributed.Client(address) if address else distributed.Client(
+                n_workers=jobs, threads_per_worker=1
+            )
+    except ImportError:
+        raise SimctlError(
+            f"--backend {backend} needs an extra that is not installed: pip install 'lanesim[{backend}]'"
+        ) from None
+    return backend

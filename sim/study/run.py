@@ -1,0 +1,96 @@
+"""Run a study into a result folder: spread, stream to disk, resume, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from sim.errors import SimctlError
+from sim.study.execute import Outcome, execute
+from sim.study.files import write_rows, write_summary, write_timing
+from sim.study.folder import ResultFolder
+from sim.study.plan import Study
+from sim.study.pool import map_runs
+
+Progress = Callable[[int, dict[str, Any]], None]
+
+
+def run_study(
+    study: Study,
+    target: Path,
+    *,
+    jobs: int = 1,
+    backend: str = "local",
+    resume: bool = False,
+    force: bool = False,
+    steps: bool = False,
+    timeline: bool = False,
+    finish: Callable[[Path], None] | None = None,
+    progress: Progress | None = None,
+    startup_s: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Run what is not finished yet and publish `target`; returns the runs' summaries in order.
+
+    `finish(folder)` may add files (the report) before the folder appears. `progress(index, summary)` is called
+    for each run, finished ones of an earlier attempt included. A study that stops midway leaves
+    `target.partial` with the finished runs, or nothing if there are none. `timeline` needs and keeps steps.
+    """
+    folder = ResultFolder(target, study, steps=steps or timeline)
+    folder.check_target(force=force)
+    done = folder.open(resume=resume)
+    if progress:
+        for part in folder.finished():
+            progress(part["summary"]["run"], part["summary"])
+    todo = [(study.setting, run, folder.steps) for run in study.runs if run.index not in done]
+    try:
+        for outcome in map_runs(execute, todo, jobs=jobs, backend=backend):
+            folder.add(outcome)
+            if progress:
+                progress(outcome.index, outcome.summary)
+        return _write(folder, finish, steps, timeline, startup_s)
+    except BaseException as error:
+        _keep_or_discard(folder, error)
+        raise
+
+
+def run_in_memory(
+    study: Study, *, jobs: int = 1, backend: str = "local", steps: bool = False
+) -> list[Outcome]:
+    """Run a study without touching the disk; outcomes in the order of the runs."""
+    tasks = [(study.setting, run, steps) for run in study.runs]
+    return sorted(map_runs(execute, tasks, jobs=jobs, backend=backend), key=lambda outcome: outcome.index)
+
+
+def _write(
+    folder: ResultFolder, finish: Callable[[Path], None] | None, steps: bool, timeline: bool, startup_s: float
+) -> list[dict[str, Any]]:
+    began = perf_counter()
+    parts = list(folder.finished())
+    runs = [part["summary"] for part in parts]
+    out, indices = folder.partial, [run["run"] for run in runs]
+    write_summary(out, folder.study, runs)
+    write_rows(out / "requests.parquet", (folder.table(i, "requests") for i in indices))
+    if steps:
+        write_rows(out / "steps.parquet", (folder.table(i, "steps") for i in indices))
+    if timeline:
+        from sim.report.timeline import write_timeline
+
+        for i in indices:
+            name = "timeline.json.gz" if len(indices) == 1 else f"timeline-{i:03d}.json.gz"
+            write_timeline(folder.table(i, "steps"), folder.table(i, "requests"), out / name)
+    if finish:
+        finish(out)
+    write_timing(out, [part["timing"] for part in parts], startup_s, perf_counter() - began)
+    folder.publish()
+    return runs
+
+
+def _keep_or_discard(folder: ResultFolder, error: BaseException) -> None:
+    """Keep finished runs for --resume and say so; leave nothing behind when there are none."""
+    kept = sum(1 for _ in folder.parts.glob("*.json"))
+    if not kept:
+        folder.discard()
+    elif isinstance(error, SimctlError | KeyboardInterrupt | Exception):
+        error.add_note(f"{kept} finished runs are kept in {folder.partial}; --resume continues there")
