@@ -19,11 +19,11 @@ def plain(experiment: Experiment) -> dict[str, Any]:
 
 
 def resolve(
-    experiment: Experiment, *, versions: dict[str, str], profile_sha256: str, trace_sha256: str
+    plain_form: dict[str, Any], *, versions: dict[str, str], profile_sha256: str, trace_sha256: str
 ) -> dict[str, Any]:
-    """Return `plain(experiment)` with a `resolved` block: the versions and content hashes behind results."""
+    """Return the plain form with a `resolved` block: the versions and content hashes behind results."""
     block = {"versions": versions, "profile_sha256": profile_sha256, "trace_sha256": trace_sha256}
-    return {**plain(experiment), "resolved": block}
+    return {**plain_form, "resolved": block}
 
 
 def content_hash(data: Any) -> str:
