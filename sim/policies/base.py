@@ -159,11 +159,14 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
     if wanted is not bool and isinstance(value, bool):
         fits = False
     if knob.default is None:
-        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        # those without a default of their own are all counts
+        fits = value is None or (
+            isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
+        )
     if not fits:
         raise SimctlError(
             f"policy '{policy}': knob '{key}' is {value!r}; it takes "
-            f"{'a number' if knob.default is None else 'a value like ' + repr(knob.default)}"
+            f"{'a whole number' if knob.default is None else 'a value like ' + repr(knob.default)}"
         )
     if knob.minimum is not None and value is not None and not (value >= knob.minimum):
         raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the least is {knob.minimum}")

@@ -1,0 +1,177 @@
+"""Names, presets and knobs: bad ones are named with what would be right, and each one changes an outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_cost import TICK, rough_tables, stub_cost
+from workloads import workload
+
+from sim.engine import simulate
+from sim.errors import SimctlError
+from sim.policies import PRESETS, list_policies, make_policy
+
+COST = stub_cost(rough_tables(TICK))
+BASE: dict[str, dict[str, Any]] = {
+    "vllm": {"max_num_batched_tokens": 64, "max_num_seqs": 8},
+    "sarathi": {"token_budget": 64, "max_num_seqs": 8},
+    "sglang": {
+        "chunked_prefill_size": 64,
+        "max_running_requests": 8,
+        "new_token_ratio_decay_steps": 40,
+        "clip_max_new_tokens": 60,
+    },
+}
+CHANGES = [
+    ("vllm", "max_num_batched_tokens", 32),
+    ("vllm", "max_num_seqs", 4),
+    ("vllm", "long_prefill_token_threshold", 16),
+    ("vllm", "watermark", 0.2),
+    ("vllm", "whole_prompt_gate", True),
+    ("sarathi", "token_budget", 32),
+    ("sarathi", "max_num_seqs", 4),
+    ("sarathi", "watermark", 0.2),
+    ("sarathi", "one_prefill", True),
+    ("sglang", "chunked_prefill_size", 32),
+    ("sglang", "mixed_chunk", True),
+    ("sglang", "max_prefill_tokens", 16),
+    ("sglang", "max_running_requests", 4),
+    ("sglang", "schedule_conservativeness", 0.25),
+    ("sglang", "init_new_token_ratio", 0.1),
+    ("sglang", "min_new_token_ratio_factor", 0.9),
+    ("sglang", "new_token_ratio_decay_steps", 4),
+    ("sglang", "retract_decode_steps", 1),
+    ("sglang", "clip_max_new_tokens", 1),
+    ("sglang", "page_size", 16),
+]
+
+
+def outcome(name: str, **knobs: Any) -> list[float]:
+    """Finish times of an overloaded replica with a small pool."""
+    rng = np.random.default_rng(2)
+    n = 80
+    load = workload(
+        np.cumsum(rng.exponential(0.001, n)).tolist(),
+        rng.integers(1, 150, n).tolist(),
+        rng.integers(1, 60, n).tolist(),
+    )
+    policy = make_policy({"name": name, **BASE[name], **knobs})
+    tokens = 20 * 16
+    size = policy.block_size or 16
+    records = simulate(load, policy, COST, num_gpu_blocks=tokens // size, jitter=False)
+    finishes: list[float] = records.requests["finish_s"].fillna(-1.0).tolist()
+    return finishes
+
+
+@pytest.mark.parametrize(("name", "knob", "value"), CHANGES)
+def test_every_knob_matters(name: str, knob: str, value: Any) -> None:
+    assert outcome(name, **{knob: value}) != outcome(name)
+
+
+def test_the_list_of_knobs_that_matter_is_complete() -> None:
+    listed = {(info.name, knob) for info in list_policies() if not info.base for knob in info.knobs}
+    mine = {(name, knob) for name, knob, _ in CHANGES}
+    assert mine == {(name, knob) for name, knob in listed if name in BASE}
+
+
+def test_names_are_checked() -> None:
+    with pytest.raises(SimctlError, match=r"unknown policy 'sarathy'.*sarathi"):
+        make_policy("sarathy")
+    with pytest.raises(SimctlError, match="needs a `name`"):
+        make_policy({"token_budget": 3})
+    with pytest.raises(SimctlError, match=r"policy 'sarathi' has no knob 'token_bugdet'.*token_budget"):
+        make_policy({"name": "sarathi", "token_bugdet": 3})
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"name": "sarathi", "token_budget": 0}, "knob 'token_budget' is 0; the least is 1"),
+        (
+            {"name": "sarathi", "token_budget": "many"},
+            "knob 'token_budget' is 'many'; it takes a value like 512",
+        ),
+        ({"name": "sarathi", "token_budget": 2.5}, "knob 'token_budget' is 2.5; it takes a value like 512"),
+        ({"name": "sarathi", "token_budget": True}, "knob 'token_budget' is True; it takes a value like 512"),
+        ({"name": "sarathi", "one_prefill": 1}, "knob 'one_prefill' is 1; it takes a value like False"),
+        ({"name": "vllm", "max_num_seqs": "256"}, "knob 'max_num_seqs' is '256'; it takes a whole number"),
+        ({"name": "vllm", "max_num_seqs": 0}, "knob 'max_num_seqs' is 0; the least is 1"),
+        ({"name": "vllm", "max_num_seqs": 1.5}, "knob 'max_num_seqs' is 1.5"),
+        (
+            {"name": "sglang", "init_new_token_ratio": -0.1},
+            "knob 'init_new_token_ratio' is -0.1; the least is 0",
+        ),
+    ],
+)
+def test_values_are_checked(entry: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SimctlError, match=sentence):
+        make_policy(entry)
+
+
+def test_presets_are_their_policies_with_other_defaults() -> None:
+    for preset, (name, knobs) in PRESETS.items():
+        policy = make_policy(preset)
+        assert (policy.name, policy.label) == (name, preset)
+        for knob, value in knobs.items():
+            assert policy[knob] == value
+        first = next(iter(knobs))
+        assert make_policy({"name": preset, first: 77})[first] == 77
+    assert make_policy({"name": "sarathi-512", "label": "mine"}).label == "mine"
+
+
+def test_vllms_defaults_follow_the_gpu() -> None:
+    from sim.cost import load_cost
+    from sim.engine.cluster import largest_step
+    from sim.policies import Deployment
+
+    assert load_cost("llama-3.1-8b", "h200-sxm").gpu.name == "h200-sxm"
+    sizes = {
+        gpu: largest_step(make_policy("vllm"), Deployment(1000, 16, 4096, gpu))
+        for gpu in ("a100-80gb-sxm", "h100-sxm", "h200-sxm", "l40s")
+    }
+    assert sizes["h100-sxm"] == sizes["h200-sxm"] == (8192, 1024)
+    assert sizes["a100-80gb-sxm"] == sizes["l40s"] == (2048, 256)
+
+
+def test_listings_carry_sources() -> None:
+    for info in list_policies():
+        assert info.source
+        assert info.mirrors
+        for knob in info.knobs.values():
+            assert knob.doc
+            assert knob.source
+
+
+class Plain:
+    """A plug-in."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.size = size
+
+    def plan(self, view: Any) -> Any:
+        raise AssertionError
+
+
+class WithoutPlan:
+    """Not a policy."""
+
+
+def test_a_class_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    module = types.ModuleType("plugin_under_test")
+    module.Plain, module.WithoutPlan = Plain, WithoutPlan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "plugin_under_test", module)
+    made = make_policy({"name": "plugin_under_test:Plain", "size": 5})
+    assert (made.size, made.label) == (5, "Plain")
+    with pytest.raises(SimctlError, match="does not take these settings"):
+        make_policy({"name": "plugin_under_test:Plain", "sise": 5})
+    with pytest.raises(SimctlError, match="has no method plan"):
+        make_policy("plugin_under_test:WithoutPlan")
+    with pytest.raises(SimctlError, match="cannot be loaded"):
+        make_policy("plugin_under_test:Missing")
+    with pytest.raises(SimctlError, match="cannot be loaded"):
+        make_policy("no_such_module_here:Policy")
