@@ -31,6 +31,7 @@ def distribution(
     layout = base_layout(f"{LATENCIES[metric]}, ms (log)", "share of requests, %")
     layout["xaxis"] |= {"type": "log", "showgrid": True}
     layout["yaxis"] |= {"range": [0, 103], "tickvals": [0, 25, 50, 75, 90, 100]}
+    layout["margin"]["t"] = 28
     data = []
     for (policy, rate), frame in _groups(runs, requests):
         values, accepted = _values(metric, frame)
@@ -58,8 +59,7 @@ def distribution(
     if limit_ms is not None:
         shape, note = limit_line(limit_ms, f"SLO {plain(limit_ms)} ms", upright=True, log=True)
         layout["shapes"].append(shape)
-        layout["annotations"].append({**note, "y": 1, "yanchor": "bottom", "xanchor": "center"})
-        layout["margin"]["t"] = 28
+        layout["annotations"].append(note)
     return {"data": data, "layout": layout}
 
 

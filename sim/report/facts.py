@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,12 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("Workload", workload_text(experiment.get("workload") or {})),
     ]
     if rates:
-        found.append(("Offered rates", f"{', '.join(plain(rate) for rate in rates)} req/s"))
+        found.append(
+            (
+                "Offered rates" if len(rates) > 1 else "Offered rate",
+                f"{', '.join(plain(rate) for rate in rates)} req/s",
+            )
+        )
         rescaled = rescale_text(experiment.get("workload") or {})
         found += [("Rescaled", rescaled)] if rescaled else []
     else:
@@ -40,7 +46,14 @@ def facts(results: Results) -> list[tuple[str, str]]:
     if seeds:
         replicates = f" ({len(seeds)} replicates)" if len(seeds) > 1 else ""
         found.append(("Seed" if len(seeds) == 1 else "Seeds", ", ".join(map(str, seeds)) + replicates))
-    return found
+    return [(label, _unbroken(text)) for label, text in found]
+
+
+def _unbroken(text: str) -> str:
+    """Keep a number and its unit on one line."""
+    for unit in ("%", "ms", "req/s", "tokens", "requests"):
+        text = re.sub(rf"(\d) {unit}", f"\\1\u00a0{unit}", text)
+    return text
 
 
 def _one(runs: Sequence[Mapping[str, Any]], key: str, experiment: Mapping[str, Any]) -> str:

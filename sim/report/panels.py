@@ -95,12 +95,10 @@ def limit_line(value: float, name: str, *, upright: bool = False, log: bool = Fa
         f"{across}ref": across,
         across: math.log10(value) if log else value,
         "font": {"color": INK, "size": 11},
-        "bgcolor": PAPER,
-        "opacity": 0.9,
-        **({"y": 1, "yanchor": "top", "xanchor": "left"} if upright else {"x": 0, "xanchor": "left"}),
+        # above the panel, or on the line at its left end
+        **({"y": 1, "xanchor": "center"} if upright else {"x": 0, "xanchor": "left"}),
+        "yanchor": "bottom",
     }
-    if not upright:
-        note["yanchor"] = "bottom"
     return shape, note
 
 
@@ -113,7 +111,8 @@ def _against_rate(metric: Metric, points: Sequence[Point]) -> Figure:
     data: list[dict[str, Any]] = []
     if metric.diagonal:
         line = {"color": MUTED, "width": 1, "dash": "dot"}
-        data.append({"x": rates, "y": rates, "mode": "lines", "line": line, "hoverinfo": "skip"})
+        at = [rates[0] * (rates[-1] / rates[0]) ** (k / 40) for k in range(41)]  # smooth on a log axis too
+        data.append({"x": at, "y": at, "mode": "lines", "line": line, "hoverinfo": "skip"})
     for policy in policies:
         own = [p for p in points if p.policy == policy and p.rate is not None]
         for choice, key in metric.keys.items():
@@ -188,21 +187,26 @@ def _rate_axis(rates: Sequence[float]) -> dict[str, Any]:
 def _value_axis(metric: Metric) -> dict[str, Any]:
     if metric.share:
         return {"range": [-3, 104], "tickvals": [0, 25, 50, 75, 100]}
-    return {"type": "log"} if metric.log else {"rangemode": "tozero"}
+    return {"type": "log"} if metric.log else {"rangemode": "tozero", "tickformat": ",~r"}
 
 
 def _add_limit(metric: Metric, layout: dict[str, Any], *, upright: bool) -> None:
     if metric.limit is not None:
         shape, note = limit_line(metric.limit, metric.limit_name, upright=upright, log=metric.log)
         layout["shapes"].append(shape)
+        if metric.share and not upright:  # a label would hide the curves around it; the tick says it
+            kept = [tick for tick in (0, 25, 50, 75, 100) if abs(tick - metric.limit) > 6]
+            layout["yaxis"]["tickvals"] = sorted([*kept, metric.limit])
+            return
         layout["annotations"].append(note)
 
 
 def _by_policy(metric: Metric, points: Sequence[Point]) -> Figure:
-    """One row a policy: dots for the percentiles of a latency, a bar with its value for anything else."""
+    """One row a policy: dots for the percentiles of a latency, the last with its value; else a bar with its value."""
     policies = policies_of([run for p in points for run in p.runs])
     layout = base_layout(metric.axis, "")
-    layout["yaxis"] |= {"type": "category", "autorange": "reversed", "showgrid": False, "ticks": ""}
+    layout["yaxis"] |= {"type": "category", "showgrid": False, "ticks": ""}
+    layout["yaxis"]["range"] = [len(policies) - 0.5, -0.5]
     layout["yaxis"]["tickfont"] = {"color": INK}
     layout["xaxis"] |= {**_value_axis(metric), "showgrid": True}
     layout["height"] = 100 + 44 * len(policies)
@@ -213,10 +217,8 @@ def _by_policy(metric: Metric, points: Sequence[Point]) -> Figure:
     ]
     if metric.share:
         layout["xaxis"]["range"] = [0, 118]
-    layout["margin"]["t"] = 28 if metric.limit is not None else 10
+    layout["margin"]["t"] = 28
     _add_limit(metric, layout, upright=True)
-    for note in layout["annotations"]:
-        note |= {"y": 1, "yanchor": "bottom", "xanchor": "center"}
     return {"data": data, "layout": layout}
 
 
@@ -233,6 +235,7 @@ def _bar(metric: Metric, point: Point, ink: str, shape: str) -> dict[str, Any]:
         "marker": {"color": ink, "opacity": 0.45 if point.saturated else 1.0},
         "text": [number(scaled) + (" saturated" if point.saturated else "")],
         "textposition": "auto",
+        "insidetextanchor": "start",
         "hovertext": [_hover(metric, point, value, point.interval(key))],
         "hoverinfo": "text",
         "meta": {"policy": point.policy},
@@ -243,18 +246,20 @@ def _bar(metric: Metric, point: Point, ink: str, shape: str) -> dict[str, Any]:
 def _dots(metric: Metric, point: Point, ink: str, shape: str) -> dict[str, Any]:
     found = {choice: point.mean(key) for choice, key in metric.keys.items()}
     known = {choice: value for choice, value in found.items() if value is not None}
+    last = list(known)[-1] if known else ""
     return {
         "type": "scatter",
         "mode": "lines+markers+text",
         "y": [escape(point.policy)] * len(known),
         "x": [value * metric.scale for value in known.values()],
-        "text": list(known),
-        "textposition": "top center",
-        "textfont": {"color": MUTED, "size": 10},
+        "text": ["" if choice != last else number(known[last] * metric.scale) for choice in known],
+        "textposition": "middle right",
+        "textfont": {"color": INK, "size": 11},
         "line": {"color": ink, "width": 2},
         "marker": {
             "color": ink,
-            "size": 9,
+            "size": [6, 8, 10][-len(known) :],
+            "opacity": 1,  # plotly fades markers of several sizes
             "symbol": f"{shape}-open" if point.saturated else shape,
             "line": {"color": ink, "width": 2},
         },

@@ -32,6 +32,8 @@ def latency(points: Sequence[Point], results: Results, figures: dict[str, Figure
         "TTFT and TPOT: percentiles over requests. ITL: over all gaps between tokens, so it shows stalls that "
         "TPOT averages away."
     )
+    if not sweep:
+        hint += " Each line runs from p50 over p90 to p99, whose value stands beside it."
     if any(p.saturated for p in points):
         hint += " Hollow markers: saturated."
     heading = "Latency against offered rate" if sweep else "Latency by policy"
@@ -50,6 +52,8 @@ def attainment(points: Sequence[Point], results: Results, figures: dict[str, Fig
                 for name in inner
             ]
     hint = "Shares are of all requests of the window, rejected and unfinished ones included."
+    if len(rates_of(points)) > 1:
+        hint += f" Dashed: the target, {plain(100 * target)}\u00a0%."
     return _section("SLO attainment", "attainment", metrics, points, figures, "", hint)
 
 

@@ -109,7 +109,7 @@ def holding_table(points: Sequence[Point], target: float) -> str:
             f"<td>{holds}</td><td>{peak}</td></tr>"
         )
     head = (
-        f"<th>policy</th><th>highest swept rate that holds the SLO for {plain(100 * target)} %, req/s</th>"
+        f"<th>policy</th><th>highest swept rate with {plain(100 * target)}\u00a0% within SLO, req/s</th>"
         "<th>highest goodput, req/s</th>"
     )
     return (

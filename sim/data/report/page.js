@@ -39,7 +39,7 @@
   }
 
   // Log ticks at round values only: 1-2-5 steps over a short range, decades over a long one.
-  function logTicks(low, high) {
+  function logTicks(low, high, most) {
     for (const steps of [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]]) {
       const ticks = [];
       for (let decade = Math.floor(low); decade <= Math.ceil(high); decade++)
@@ -47,15 +47,15 @@
           const place = Math.log10(step) + decade;
           if (place >= low && place <= high) ticks.push(step * 10 ** decade);
         }
-      if (ticks.length <= 6) return ticks;
+      if (ticks.length <= most) return ticks;
     }
-    const every = Math.ceil((high - low) / 6);
+    const every = Math.ceil((high - low) / most);
     const ticks = [];
     for (let decade = Math.ceil(low); decade <= high; decade += every) ticks.push(10 ** decade);
     return ticks;
   }
 
-  function fitLog(axis, values, limits) {
+  function fitLog(axis, values, limits, labelled) {
     const known = values.filter((v) => v > 0);
     if (!known.length) return;
     let low = Math.log10(Math.min(...known));
@@ -65,10 +65,10 @@
       if (place < high + 0.8 && place > low - 0.8) { low = Math.min(low, place); high = Math.max(high, place); }
     }
     const room = Math.max(0.06, 0.08 * (high - low));
-    low -= room; high += room;
+    low -= room; high += labelled ? 3 * room : room;  // values are written right of the last dot
     axis.range = [low, high];
     axis.autorange = false;
-    axis.tickvals = logTicks(low, high);
+    axis.tickvals = logTicks(low, high, labelled ? 5 : 6);
     axis.ticktext = axis.tickvals.map((v) => Number(v.toPrecision(3)).toLocaleString("en-US", {maximumFractionDigits: 6}));
   }
 
@@ -82,12 +82,16 @@
       const axis = layout[way + "axis"];
       if (axis.type !== "log" || axis.tickvals) continue;
       const limits = layout.shapes.filter((s) => s[way + "ref"] === way).map((s) => s[way + "0"]);
-      fitLog(axis, visible.flatMap((t) => t[way]), limits);
+      fitLog(axis, visible.flatMap((t) => t[way]), limits,
+        way === "x" && visible.some((t) => (t.mode || "").includes("text")));
     }
     for (const note of layout.annotations) {  // the label of a line that lies outside
       for (const way of ["x", "y"]) {
         const range = layout[way + "axis"].range;
-        if (note[way + "ref"] === way && range && (note[way] < range[0] || note[way] > range[1])) note.visible = false;
+        if (note[way + "ref"] !== way || !range) continue;
+        const at = (note[way] - range[0]) / (range[1] - range[0]);
+        if (at < 0 || at > 1) note.visible = false;
+        if (way === "x") note.xanchor = at > 0.75 ? "right" : at < 0.2 ? "left" : "center";
       }
     }
     layout.shapes = layout.shapes.filter((s) => ["x", "y"].every((way) => {
