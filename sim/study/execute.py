@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -39,7 +40,8 @@ def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
     began = perf_counter()
     cost = setting.cost()
     workload = setting.workload(run.request_rate, run.seed)
-    policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+    # an object is copied, so that what it remembers of one run does not reach the next
+    policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else deepcopy(run.policy)
     ready = perf_counter()
     records = simulate(
         workload,

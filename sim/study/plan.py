@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,34 +104,39 @@ def _workload(setting: Setting, request_rate: float | None, seed: int) -> Worklo
 
 
 def prepare(
-    experiment: Experiment | Mapping[str, Any] | Path | str,
+    experiment: Mapping[str, Any] | Path | str,
     *,
     overrides: Sequence[tuple[str, str]] = (),
-    policies: Sequence[Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    extra: Sequence[Any] = (),
 ) -> Study:
-    """Load, check and expand an experiment: a file, a mapping, or one that is loaded already.
+    """Load, check and expand an experiment: a file, or a mapping as in a notebook.
 
-    `policies` replaces the experiment's own: entries or objects with `plan(view)`. Raises SimctlError for
-    anything that could not run: unknown names, knobs, traces, a model that does not fit, keys without effect.
+    `overrides` are options as `load_experiment` takes them, `settings` values by dotted key. `extra` policies,
+    entries or objects with `plan(view)`, come after the experiment's own. Raises SimctlError for anything
+    that could not run: unknown names, knobs, traces, a model that does not fit, keys without effect.
     """
-    source = Source("experiment", {})
+    overrides = [
+        *overrides,
+        *(("overrides", f"{key}={json.dumps(value)}") for key, value in (settings or {}).items()),
+    ]
     if isinstance(experiment, Mapping):
-        experiment, source = parse_experiment(_copy(experiment), overrides)
-    elif not isinstance(experiment, Experiment):
-        experiment, source = load_experiment(experiment, overrides)
+        loaded, source = parse_experiment(_copy(experiment), overrides)
+    else:
+        loaded, source = load_experiment(experiment, overrides)
     bases = tuple(dict.fromkeys([source.folder or Path.cwd(), Path.cwd()]))
-    setting = Setting(experiment, bases)
-    entries = list(policies) if policies is not None else [entry.plain() for entry in experiment.policies]
+    setting = Setting(loaded, bases)
+    entries = [*(entry.plain() for entry in loaded.policies), *extra]
     made = [_policy(entry, source) for entry in entries]
     labels = [label for _, label in made]
     if len(set(labels)) < len(labels):
         raise SimctlError(f"two policies are called '{next(x for x in labels if labels.count(x) > 1)}'")
     cost = setting.cost()
     _check_effects(setting, [policy for policy, _ in made], source)
-    runs = expand(experiment, [(e, label) for e, (_, label) in zip(entries, made, strict=True)])
+    runs = expand(loaded, [(e, label) for e, (_, label) in zip(entries, made, strict=True)])
     workload = setting.workload(runs[0].request_rate, runs[0].seed)
     plain_form = {
-        **plain(experiment),
+        **plain(loaded),
         "policies": [_written(e, label) for e, label in zip(entries, labels, strict=True)],
     }
     resolved = resolve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,13 +29,15 @@ def run_study(
     timeline: bool = False,
     finish: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
+    outcomes: Iterable[Outcome] | None = None,
     startup_s: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Run what is not finished yet and publish `target`; returns the runs' summaries in order.
 
     `finish(folder)` may add files (the report) before the folder appears. `progress(index, summary)` is called
     for each run, finished ones of an earlier attempt included. A study that stops midway leaves
-    `target.partial` with the finished runs, or nothing if there are none. `timeline` needs and keeps steps.
+    `target.partial` with the finished runs, or nothing if there are none. `outcomes` are written instead of
+    running anything, if the study has been run in memory.
     """
     folder = ResultFolder(target, study, steps=steps or timeline)
     folder.check_target(force=force)
@@ -45,7 +47,9 @@ def run_study(
             progress(part["summary"]["run"], part["summary"])
     todo = [(study.setting, run, folder.steps) for run in study.runs if run.index not in done]
     try:
-        for outcome in map_runs(execute, todo, jobs=jobs, backend=backend):
+        if outcomes is None:
+            outcomes = map_runs(execute, todo, jobs=jobs, backend=backend)
+        for outcome in outcomes:
             folder.add(outcome)
             if progress:
                 progress(outcome.index, outcome.summary)
