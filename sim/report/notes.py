@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sim.report.points import Point, points_of
-from sim.report.words import LATENCIES, listed, per_cent, plain, rate_name
+from sim.report.words import LATENCIES, listed, number, plain
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def notes_of(runs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -24,19 +27,20 @@ def notes_of(runs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def where(points: Iterable[Point], everything: Sequence[Point]) -> str:
-    """Name points briefly: "vllm at 8 and 16 req/s; sarathi at 16 req/s"."""
+    """Name points briefly: "vllm and sarathi from 16 req/s on; sglang at 8 req/s"."""
     chosen = list(points)
     if len(chosen) == len(everything) and len(chosen) > 1:
         return "all runs"
-    by_policy: dict[str, list[float | None]] = {}
-    for point in chosen:
-        by_policy.setdefault(point.policy, []).append(point.rate)
-    return "; ".join(
-        policy
-        if rates == [None]
-        else f"{policy} at {listed([plain(r) for r in rates if r is not None])} req/s"
-        for policy, rates in by_policy.items()
-    )
+    places: dict[str, list[str]] = {}
+    for policy in dict.fromkeys(point.policy for point in chosen):
+        own = [p.rate for p in chosen if p.policy == policy and p.rate is not None]
+        swept = [p.rate for p in everything if p.policy == policy and p.rate is not None]
+        if len(own) > 1 and own == swept[-len(own) :]:
+            place = f" from {plain(own[0])} req/s on" if own != swept else " at all rates"
+        else:
+            place = f" at {listed([plain(rate) for rate in own])} req/s" if own else ""
+        places.setdefault(place, []).append(policy)
+    return "; ".join(f"{listed(policies)}{place}" for place, policies in places.items())
 
 
 def saturation(points: Sequence[Point]) -> list[str]:
@@ -67,11 +71,8 @@ def rejections(points: Sequence[Point]) -> list[str]:
 
 def unfinished(points: Sequence[Point]) -> list[str]:
     """Requests still in progress when the run ended; SLO shares count them as misses."""
-    return _counted(
-        points,
-        lambda p: p.total("unfinished"),
-        "Still in progress when the run ended, and a miss in every SLO share",
-    )
+    what = "{} still in progress when the run ended; every SLO share counts them as misses"
+    return _counted(points, lambda p: p.total("unfinished"), what)
 
 
 def censored(points: Sequence[Point]) -> list[str]:
@@ -82,52 +83,59 @@ def censored(points: Sequence[Point]) -> list[str]:
         def hidden(point: Point, metric: str = metric) -> int:
             return sum(int((run.get("censored") or {}).get(metric) or 0) for run in point.runs)
 
-        what = f"{name} percentiles are lower bounds; they leave out requests without a value"
+        what = f"{name}: {{}} had no value yet when the run ended, so the percentiles are too low"
         lines += _counted(points, hidden, what)
     return lines
 
 
 def coverage(points: Sequence[Point]) -> list[str]:
     """Steps whose shapes lie outside what the profile covers."""
-    lines: dict[str, list[Point]] = {}
-    for point in points:
-        flagged, steps = point.total("flagged_steps"), point.total("iterations")
-        if flagged:
-            share = f"{per_cent(flagged / steps)} % of the steps" if steps else f"{flagged:,} steps"
-            lines.setdefault(share, []).append(point)
-    return [f"{share}: {where(found, points)}." for share, found in lines.items()]
+    found = [p for p in points if p.total("flagged_steps")]
+    if not found:
+        return []
+    shares = [100 * p.total("flagged_steps") / max(p.total("iterations"), 1) for p in found]
+    low, high = number(min(shares), 2), number(max(shares), 2)
+    span = low if low == high else f"{low} to {high}"
+    return [f"{span} % of the steps ({where(found, points)})."]
 
 
 def remarks(points: Sequence[Point]) -> list[str]:
-    """The runs' own notes, each once; a note that differs by rate only in numbers is given per rate."""
+    """The runs' own notes, each once; notes that differ in numbers alone become one with all the numbers."""
     found: dict[str, list[Point]] = {}
-    for point in points:
+    for point in sorted(points, key=lambda p: -1.0 if p.rate is None else p.rate):
         for run in point.runs:
             for note in run.get("notes") or []:
                 at = found.setdefault(str(note), [])
                 if point not in at:
                     at.append(point)
+    alike: dict[str, list[str]] = {}
+    for note in found:
+        alike.setdefault(NUMBER.sub("#", note), []).append(note)
     lines = []
-    for note, at in found.items():
-        whole = len(at) == len(points)
-        rates = {p.rate for p in at}
-        one_rate = len(at) == sum(p.rate in rates for p in points)
-        rest = (
-            ", ".join(rate_name(rate) for rate in rates if rate is not None)
-            if one_rate
-            else where(at, points)
-        )
-        lines.append(note if whole or not rest else f"{note} ({rest})")
+    for notes in alike.values():
+        at = [p for p in points if any(p in found[note] for note in notes)]
+        text = notes[0] if len(notes) == 1 else _merged(notes)
+        lines.append(text if len(at) == len(points) else f"{text} ({where(at, points)})")
     return lines
 
 
+def _merged(notes: Sequence[str]) -> str:
+    """ "to 1 req/s" and "to 2 req/s" as "to {1, 2} req/s"."""
+    words = NUMBER.split(notes[0])
+    columns = zip(*(NUMBER.findall(note) for note in notes), strict=True)
+    numbers = [column[0] if len(set(column)) == 1 else f"{{{', '.join(column)}}}" for column in columns]
+    return "".join(word + value for word, value in zip(words, [*numbers, ""], strict=True))
+
+
 def _counted(points: Sequence[Point], count: Callable[[Point], int], what: str) -> list[str]:
-    found = [(point, number) for point in points if (number := count(point))]
-    return [f"{what}: {_counts(found, points)}."] if found else []
+    found = [(point, n) for point in points if (n := count(point))]
+    return [f"{what.format(_counts(found, points))}."] if found else []
 
 
 def _counts(found: Sequence[tuple[Point, int]], points: Sequence[Point]) -> str:
     numbers = [count for _, count in found]
-    span = f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
-    each = " each" if len(found) > 1 and min(numbers) == max(numbers) else ""
-    return f"{span} requests{each} ({where([p for p, _ in found], points)})"
+    low, high = min(numbers), max(numbers)
+    span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    noun = "request" if high == 1 else "requests"
+    each = " each" if len(found) > 1 and low == high else ""
+    return f"{span} {noun}{each} ({where([p for p, _ in found], points)})"

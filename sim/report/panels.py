@@ -110,9 +110,7 @@ def _against_rate(metric: Metric, points: Sequence[Point]) -> Figure:
     layout["yaxis"] |= _value_axis(metric)
     data: list[dict[str, Any]] = []
     if metric.diagonal:
-        line = {"color": MUTED, "width": 1, "dash": "dot"}
-        at = [rates[0] * (rates[-1] / rates[0]) ** (k / 40) for k in range(41)]  # smooth on a log axis too
-        data.append({"x": at, "y": at, "mode": "lines", "line": line, "hoverinfo": "skip"})
+        data.append(_as_offered(metric, points, rates))
     for policy in policies:
         own = [p for p in points if p.policy == policy and p.rate is not None]
         for choice, key in metric.keys.items():
@@ -122,6 +120,15 @@ def _against_rate(metric: Metric, points: Sequence[Point]) -> Figure:
             data.append(trace)
     _add_limit(metric, layout, upright=False)
     return {"data": data, "layout": layout}
+
+
+def _as_offered(metric: Metric, points: Sequence[Point], rates: Sequence[float]) -> dict[str, Any]:
+    """What is offered, as far up as the curves need the axis; many points, since the axis may be log."""
+    top = max((value for p in points for key in metric.keys.values() if (value := p.mean(key))), default=0.0)
+    last = max(min(rates[-1], 1.3 * top), rates[0])
+    at = [rates[0] * (last / rates[0]) ** (k / 40) for k in range(41)]
+    line = {"color": MUTED, "width": 1, "dash": "dot"}
+    return {"type": "scatter", "x": at, "y": at, "mode": "lines", "line": line, "hoverinfo": "skip"}
 
 
 def _curve(

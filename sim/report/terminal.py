@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,8 +81,6 @@ def _grid(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> li
 
 
 def _remarks(points: Sequence[Point]) -> list[str]:
-    import textwrap
-
     lines = []
     replicates = max(len(point.runs) for point in points)
     if replicates > 1:
@@ -92,7 +91,7 @@ def _remarks(points: Sequence[Point]) -> list[str]:
         ("Unfinished", unfinished(points)),
         ("Outside the profile's coverage", coverage(points)),
     ):
-        lines += [f"{head}: {line[0].lower() + line[1:] if head == 'Unfinished' else line}" for line in found]
+        lines += [f"{head}: {line}" for line in found]
     wrapped = [
         textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
         for line in lines

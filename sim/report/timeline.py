@@ -127,7 +127,7 @@ def _slices(launches: pd.DataFrame, pid: int) -> Iterator[Event]:
     for row in launches.to_dict("records"):
         prefill, decode = row["prefill_tokens"] > 0, row["decode_batch"] > 0
         kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"
-        args = {name: int(row[column]) for column, name in named.items()}
+        args: dict[str, Any] = {name: int(row[column]) for column, name in named.items()}
         if slowdown and np.isfinite(row["slowdown"]):
             args["slowdown"] = round(float(row["slowdown"]), 6)
         if "graph" in row:
