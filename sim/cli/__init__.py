@@ -73,23 +73,27 @@ def cli() -> None:
     """
 
 
+def _tell(sentence: str, error: BaseException) -> None:
+    """Print a message and what was noted about it on the way up, such as how to go on."""
+    for line in (sentence, *getattr(error, "__notes__", ())):
+        click.echo(line, err=True)
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Entry point: user errors become one sentence on stderr and exit code 2."""
     try:
         code = cli.main(args=argv, standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("Interrupted.", err=True)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        click.echo("Interrupted.", err=True)
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        # click turns an interrupt into Abort and keeps it as the cause
+        _tell("Interrupted.", error.__cause__ or error)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except SimctlError as error:
-        click.echo(f"Error: {error}", err=True)
+        _tell(f"Error: {error}", error)
         sys.exit(2)
     except (PlanError, StalledError) as error:
-        click.echo(f"Error: {error}", err=True)
+        _tell(f"Error: {error}", error)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -86,7 +86,7 @@ def run(
     if dry_run:
         click.echo(_dry_run(study, as_json))
         return
-    target = output or Path("out") / study.setting.experiment.name
+    target = output or Path("out") / Path(study.setting.experiment.name).name
     with _progress(study, quiet) as progress:
         runs = run_study(
             study,

@@ -114,6 +114,8 @@ def apply_override(source: Source, option: str, assignment: str) -> None:
             child = {}
         node[step] = child
         node = child
+    # what the file says at or below this key no longer counts
+    source.lines = {key: line for key, line in source.lines.items() if key[: len(path)] != path}
     source.overrides[path] = f"{option} {assignment}"
 
 

@@ -98,6 +98,10 @@ class ResultFolder:
         """A run's `requests` or `steps`."""
         return pd.read_parquet(self.parts / f"{index:06d}.{kind}.parquet")
 
+    def has(self, index: int, kind: str) -> bool:
+        """Did that run leave such a table?"""
+        return (self.parts / f"{index:06d}.{kind}.parquet").is_file()
+
     def publish(self) -> None:
         """Drop the parts and put the folder in place of the target."""
         shutil.rmtree(self.parts)

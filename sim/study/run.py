@@ -7,7 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from sim.errors import SimctlError
+import pandas as pd
+
 from sim.study.execute import Outcome, execute
 from sim.study.files import write_rows, write_summary, write_timing
 from sim.study.folder import ResultFolder
@@ -76,14 +77,18 @@ def _write(
     out, indices = folder.partial, [run["run"] for run in runs]
     write_summary(out, folder.study, runs)
     write_rows(out / "requests.parquet", (folder.table(i, "requests") for i in indices))
+    # a run that rejects every request has no steps
+    stepped = [i for i in indices if folder.has(i, "steps")]
     if steps:
-        write_rows(out / "steps.parquet", (folder.table(i, "steps") for i in indices))
-    if timeline:
+        write_rows(out / "steps.parquet", (folder.table(i, "steps") for i in stepped))
+    if timeline and stepped:
         from sim.report.timeline import write_timeline
 
-        for i in indices:
-            name = "timeline.json.gz" if len(indices) == 1 else f"timeline-{i:03d}.json.gz"
-            write_timeline(folder.table(i, "steps"), folder.table(i, "requests"), out / name)
+        launches, requests = (
+            pd.concat([folder.table(i, kind) for i in stepped], ignore_index=True)
+            for kind in ("steps", "requests")
+        )
+        write_timeline(launches, requests, out / "timeline.json.gz")
     if finish:
         finish(out)
     write_timing(out, [part["timing"] for part in parts], startup_s, perf_counter() - began)
@@ -96,5 +101,5 @@ def _keep_or_discard(folder: ResultFolder, error: BaseException) -> None:
     kept = sum(1 for _ in folder.parts.glob("*.json"))
     if not kept:
         folder.discard()
-    elif isinstance(error, SimctlError | KeyboardInterrupt | Exception):
+    else:
         error.add_note(f"{kept} finished runs are kept in {folder.partial}; --resume continues there")
