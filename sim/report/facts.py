@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.metrics.utilisation import by_kind
 from sim.report.results import Results
-from sim.report.words import limits_text, listed, plain, rate_name
+from sim.report.words import limits_text, listed, number, plain
 
 KINDS = ("measured", "fitted", "extrapolated")
 ARRIVALS = {
@@ -41,12 +41,21 @@ def facts(results: Results) -> list[tuple[str, str]]:
         rescaled = rescale_text(experiment.get("workload") or {})
         found += [("Rescaled", rescaled)] if rescaled else []
     else:
-        found.append(("Offered rate", rate_name(None)))
+        found.append(("Offered rate", own_rate_text(runs, experiment.get("workload") or {})))
     found.append(("SLO", slo_text(experiment.get("slo") or {})))
     if seeds:
         replicates = f" ({len(seeds)} replicates)" if len(seeds) > 1 else ""
         found.append(("Seed" if len(seeds) == 1 else "Seeds", ", ".join(map(str, seeds)) + replicates))
     return [(label, _unbroken(text)) for label, text in found]
+
+
+def own_rate_text(runs: Sequence[Mapping[str, Any]], workload: Mapping[str, Any]) -> str:
+    """The rate of a workload that is not brought to one."""
+    if workload.get("arrivals") == "closed-loop":
+        return "set by the closed loop"
+    known = [run["offered_request_rate"] for run in runs if run.get("offered_request_rate")]
+    mean = f", {number(sum(known) / len(known))} req/s on average" if known else ""
+    return f"the workload's own arrivals{mean}"
 
 
 def _unbroken(text: str) -> str:
@@ -166,7 +175,7 @@ def measured_sentence(kinds: Mapping[str, float]) -> str:
         return "This folder does not say what the simulated times rest on."
     if not weak:
         return "All simulated GPU time rests on measured curves."
-    parts = [
-        f"{100 * share:.0f} % is {kind}" if share < 1 else f"all is {kind}" for kind, share in weak.items()
-    ]
+    if len(kinds) == 1:
+        return f"All simulated GPU time is {next(iter(kinds))}, none of it measured."
+    parts = [f"{100 * share:.3g} % is {kind}" for kind, share in weak.items()]
     return f"Of the simulated GPU time, {listed(parts)}, not measured."

@@ -83,7 +83,7 @@ def censored(points: Sequence[Point]) -> list[str]:
         def hidden(point: Point, metric: str = metric) -> int:
             return sum(int((run.get("censored") or {}).get(metric) or 0) for run in point.runs)
 
-        what = f"{name}: {{}} had no value yet when the run ended, so the percentiles are too low"
+        what = f"{name}: {{}} had no value yet when the run ended, so the percentiles may be too low"
         lines += _counted(points, hidden, what)
     return lines
 
