@@ -150,7 +150,7 @@ def _curve(
             "color": ink,
             "size": 8,
             "symbol": [f"{shape}-open" if p.saturated else shape for p in own],
-            "line": {"color": ink, "width": 2},
+            "line": {"color": ink, "width": 1.5},
         },
         "hovertext": hover,
         "hoverinfo": "text",
