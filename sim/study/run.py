@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pandas as pd
 
+from sim.jit import should_compile
+from sim.policies import policy_module
 from sim.study.execute import Outcome, execute
 from sim.study.files import write_rows, write_summary, write_timing
 from sim.study.folder import ResultFolder
@@ -49,7 +51,7 @@ def run_study(
     todo = [(study.setting, run, folder.steps) for run in study.runs if run.index not in done]
     try:
         if outcomes is None:
-            outcomes = map_runs(execute, todo, jobs=jobs, backend=backend)
+            outcomes = map_runs(execute, todo, jobs=jobs, backend=backend, compiled=worth_compiling(study))
         for outcome in outcomes:
             folder.add(outcome)
             if progress:
@@ -65,7 +67,17 @@ def run_in_memory(
 ) -> list[Outcome]:
     """Run a study without touching the disk; outcomes in the order of the runs."""
     tasks = [(study.setting, run, steps) for run in study.runs]
-    return sorted(map_runs(execute, tasks, jobs=jobs, backend=backend), key=lambda outcome: outcome.index)
+    outcomes = map_runs(execute, tasks, jobs=jobs, backend=backend, compiled=worth_compiling(study))
+    return sorted(outcomes, key=lambda outcome: outcome.index)
+
+
+def worth_compiling(study: Study) -> bool:
+    """Would compiling the policies' loops pay for the requests of this study?"""
+    first = study.runs[0]
+    requests = len(study.setting.workload(first.request_rate, first.seed)) * len(study.runs)
+    entries = [run.policy for run in study.runs if isinstance(run.policy, str | Mapping)]
+    modules = {policy_module(entry) for entry in entries} - {None}
+    return bool(modules) and should_compile(requests, [str(module) for module in modules])
 
 
 def _write(
