@@ -40,6 +40,25 @@ def test_a_short_run_far_above_capacity_is_saturated() -> None:
     assert detect(queue(2.0, 200)).saturated is True
 
 
+def at_rates(*rates: float, n: int = 1000) -> pd.DataFrame:
+    """A server of one request a second under stretches of other rates, n seconds each."""
+    gaps = [np.full(int(n * rate), 1 / rate) for rate in rates]
+    end, rows = 0.0, []
+    for at in np.cumsum(np.concatenate(gaps)):
+        end = max(end, at) + 1.0
+        rows.append(request(at, end, end))
+    return pd.DataFrame(rows)
+
+
+def test_an_overload_whose_rate_falls_towards_the_end_is_saturated() -> None:
+    assert detect(at_rates(0.9, 2.0, 2.0, 0.9)).saturated is True
+
+
+@pytest.mark.parametrize("rates", [(0.5, 2.0, 0.2, 0.2), (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 3.0)])
+def test_a_burst_that_is_worked_off_or_comes_last_is_not(rates: tuple[float, ...]) -> None:
+    assert detect(at_rates(*rates)).saturated is False
+
+
 def test_a_start_up_longer_than_the_run_is_not_saturation() -> None:
     """Nothing finishes while requests arrive, since each takes long, yet none waits."""
     assert detect(queue(0.3, 200, fixed_s=2000.0)).saturated is False
