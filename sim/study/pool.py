@@ -38,9 +38,14 @@ def map_runs(
         return
     from joblib import Parallel, delayed, parallel_config
 
+    calls = [delayed(work)(*task) for task in tasks]
     with parallel_config(backend=_register(backend, jobs), n_jobs=jobs):
-        parallel = Parallel(batch_size=1, return_as="generator_unordered")
-        yield from parallel(delayed(work)(*task) for task in tasks)
+        if backend == "ray":
+            # its joblib backend returns whole lists only: a round of `jobs` runs at a time still streams
+            for first in range(0, len(calls), jobs):
+                yield from Parallel(batch_size=1)(calls[first : first + jobs])
+        else:
+            yield from Parallel(batch_size=1, return_as="generator_unordered")(calls)
 
 
 def _processes(
