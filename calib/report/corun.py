@@ -1,0 +1,308 @@
+"""Two things at a time: how much each phase slows, by split, size and mode, against what two papers report."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+
+from calib.report.data import Profile
+from calib.report.svg import Axis, Level, Series, chart
+from calib.report.text import Section, counted, percent, ratio, spread_of, table
+
+PREFILL, DECODE = "prefill_layer", "decode_step"
+# Bullet, Fig. 10: on an A100 a GEMM beside a memcpy loses less than this while it holds more than this share
+BULLET, BULLET_SHARE = 1.08, 0.60
+# MuxWise, Fig. 11: decode beside prefill loses at most 30 % on an H100 (20 % on an A100)
+MUXWISE = 1.30
+MODES = ("disjoint", "half", "whole", "streams")
+MEANING = {
+    "disjoint": "disjoint sets",
+    "half": "decode also on half of prefill's SMs",
+    "whole": "decode on all SMs, prefill on a part",
+    "streams": "two streams, no partition",
+}
+SPLITS_SHOWN = 3
+
+
+def slowdowns(profile: Profile, sweep: str = "corun") -> pd.DataFrame:
+    """Rows of a co-run sweep with `slow`: time beside the neighbour over time alone on the same SMs."""
+    found = profile.timed(sweep)
+    needed = {"alone_s", "neighbour_mode", "neighbour_kind", "neighbour_sms"}
+    if not needed <= set(found.columns):
+        return found.iloc[:0]
+    for name in ("priority", "neighbour_priority"):
+        found[name] = found[name].fillna("normal") if name in found else "normal"
+    return found.assign(slow=found.time_s / found.alone_s)
+
+
+def side_by_side(profile: Profile) -> Section | None:
+    """The largest slowdowns on disjoint SMs, against the papers."""
+    found = slowdowns(profile)
+    apart = found[found.neighbour_mode == "disjoint"] if len(found) else found
+    prefill, decode = apart[apart.kind == PREFILL], apart[apart.kind == DECODE]
+    if prefill.empty or decode.empty:
+        return None
+    wide = prefill[prefill.sms > BULLET_SHARE * profile.sms]
+    lead = (
+        f"On disjoint SMs prefill slows by at most {percent(prefill.slow.max() - 1)} and decode by at most "
+        f"{percent(decode.slow.max() - 1)} (n = {len(prefill)} pairs of a whole prefill layer and a whole decode "
+        f"step); {_verdicts(wide, decode)}."
+    )
+    body = ["![Slowdown on disjoint SMs](IMG/side-by-side.svg)", _bands(wide, decode), _caveat(apart)]
+    body += ["By split:", _by_split(prefill, decode)]
+    body += _by_size(prefill, decode)
+    picture = chart(
+        "Slowdown on disjoint SMs against the same partition alone",
+        Axis("SMs of the side itself", low=0, high=float(profile.sms)),
+        Axis("time beside / time alone", low=0.9),
+        [
+            Series("prefill layer", _dots(prefill), joined=False),
+            Series("decode step", _dots(decode), joined=False),
+        ],
+        [
+            Level(BULLET, "Bullet: prefill above 60 % of the SMs stays below"),
+            Level(MUXWISE, "MuxWise: decode stays below"),
+        ],
+    )
+    return Section("Side by side on disjoint SMs", lead, body, {"side-by-side": picture})
+
+
+def _dots(rows: pd.DataFrame) -> list[tuple[float, float]]:
+    return [(float(r.sms), float(r.slow)) for r in rows.itertuples()]
+
+
+def _verdicts(wide: pd.DataFrame, decode: pd.DataFrame) -> str:
+    parts = []
+    if len(wide):
+        held = "inside" if wide.slow.max() < BULLET else "outside"
+        parts.append(
+            f"{held} Bullet's band for prefill (< 8 % above 60 % of the SMs; here up to "
+            f"{percent(wide.slow.max() - 1)})"
+        )
+    held = "inside" if decode.slow.max() <= MUXWISE else "outside"
+    parts.append(
+        f"{held} MuxWise's for decode (≤ 30 %; {percent((decode.slow <= MUXWISE).mean())} of pairs hold it)"
+    )
+    return " and ".join(parts)
+
+
+def _bands(wide: pd.DataFrame, decode: pd.DataFrame) -> str:
+    rows = []
+    for claim, values, inside in (
+        ("Bullet: prefill < 8 % while it holds > 60 % of the SMs", wide.slow, wide.slow < BULLET),
+        ("MuxWise: decode ≤ 30 % on Hopper", decode.slow, decode.slow <= MUXWISE),
+    ):
+        if len(values):
+            verdict = "inside" if inside.all() else "**outside**"
+            rows.append((claim, *spread_of(values), percent(inside.mean()), verdict))
+    head = ("claim", "n", "median", "p95", "max", "pairs inside", "the largest is")
+    return table(head, rows)
+
+
+def _caveat(apart: pd.DataFrame) -> str:
+    throttled = apart.throttled.dropna()
+    text = (
+        "The claims are of other set-ups: Bullet's of one GEMM beside a memcpy on an A100, MuxWise's of whole "
+        "models on an H100 with 20 to 100 SMs for decode. Here both sides are whole layers of the same model, "
+        "alone means a short run on the same partition in the same block, and what the shared power limit takes "
+        "from both sides is part of the slowdown"
+    )
+    if len(throttled):
+        text += f" ({percent(throttled.mean())} of rows were throttled when read)"
+    repeats = repeatability(apart)
+    if len(repeats):
+        text += (
+            f". The same work alone on the same SMs, measured again in other blocks, differs from its median by "
+            f"{percent(repeats.median(), 1)} (median) and {percent(repeats.quantile(0.95), 1)} (p95, n = "
+            f"{len(repeats)}), so differences of a few per cent are real"
+        )
+    return text + "."
+
+
+def repeatability(rows: pd.DataFrame) -> pd.Series:
+    """|time alone / median of its repeats − 1| of every work that was timed alone more than once."""
+    keys = ["kind", "m", "q_tokens", "history_tokens", "decode_batch", "context_sum", "sms"]
+    of = rows.groupby(keys, dropna=False).alone_s
+    return (rows.alone_s / of.transform("median") - 1).abs()[of.transform("count") > 1]
+
+
+def _by_split(prefill: pd.DataFrame, decode: pd.DataFrame) -> str:
+    rows = []
+    for sms, of in prefill.groupby("sms"):
+        other = decode[decode.neighbour_sms == sms]
+        p, d = spread_of(of.slow), spread_of(other.slow)
+        rows.append((f"{sms:.0f} / {of.neighbour_sms.iloc[0]:.0f}", p[0], *p[1:], *d[1:]))
+    head = ("prefill / decode SMs", "n", "prefill, median", "p95", "max", "decode, median", "p95", "max")
+    return table(head, rows)
+
+
+def _by_size(prefill: pd.DataFrame, decode: pd.DataFrame) -> list[str]:
+    """Slowdown by chunk and by batch at the splits with the most pairs, so that like stands beside like."""
+    shown = prefill.sms.value_counts().sort_index(ascending=False).nlargest(SPLITS_SHOWN, keep="first")
+    splits = sorted(shown.index)
+    head_splits = [f"{s:.0f} prefill SMs" for s in splits]
+    blocks = []
+    for title, rows, of, by, split in (
+        ("Prefill by its chunk", prefill, "chunk", "m", "sms"),
+        ("Prefill by the batch beside it", prefill, "batch", "neighbour_decode_batch", "sms"),
+        ("Decode by its batch", decode, "batch", "decode_batch", "neighbour_sms"),
+        ("Decode by its context", decode, "context", "context_mean", "neighbour_sms"),
+        ("Decode by the chunk beside it", decode, "chunk", "neighbour_m", "neighbour_sms"),
+    ):
+        if by not in rows or rows[by].dropna().empty:
+            continue
+        cells = [
+            (f"{v:.0f}", *(counted(rows[(rows[by] == v) & (rows[split] == s)].slow) for s in splits))
+            for v in sorted(rows[by].dropna().unique())
+        ]
+        blocks += [
+            f"{title}, median slowdown at the splits with the most pairs:",
+            table((of, *head_splits), cells),
+        ]
+    return blocks
+
+
+def modes(profile: Profile) -> Section | None:
+    """Slowdowns when the sets overlap, by mode and priority."""
+    found = slowdowns(profile)
+    if found.empty:
+        return None
+    decode = found[found.kind == DECODE]
+    rows = []
+    for mode, priority in product(MODES, ("normal", "high")):
+        d = decode[(decode.neighbour_mode == mode) & (decode.priority == priority)]
+        p = found[(found.kind == PREFILL) & (found.neighbour_mode == mode)]
+        p = p[p.neighbour_priority == priority]
+        if len(d) and len(p):
+            prefill, own = spread_of(p.slow), spread_of(d.slow)
+            rows.append((MEANING[mode], priority, own[0], *prefill[1:], *own[1:]))
+    if not rows:
+        return None
+    streams = decode[decode.neighbour_mode == "streams"]
+    if streams.empty:
+        return None
+    normal, high = streams[streams.priority == "normal"], streams[streams.priority == "high"]
+    lead = (
+        f"Without a partition decode starves behind prefill's full grids: on two plain streams it slows "
+        f"{ratio(normal.slow.median())} times in the median and {ratio(normal.slow.max())} times at most "
+        f"(n = {len(normal)})"
+    )
+    if len(high):
+        lead += (
+            f", and a high-priority stream softens that to {ratio(high.slow.median())} and "
+            f"{ratio(high.slow.max())} (n = {len(high)})"
+        )
+    head = ("sets", "decode's priority", "n", "prefill, median", "p95", "max", "decode, median", "p95", "max")
+    body = [table(head, rows)]
+    body.append(
+        "Shapes and splits differ from row to row (drawn at random over the same space), so rows are compared by "
+        "their spread, not pair by pair. In the whole and half modes the slowdown counts against the same set "
+        "alone, which is larger than in the disjoint mode."
+    )
+    if "neighbour_m" in streams:
+        body += ["Decode on two streams, by the chunk beside it:", _starved(streams)]
+    picture = chart(
+        "Decode beside prefill on two streams, no partition",
+        Axis("prefill chunk, tokens", 2),
+        Axis("time beside / time alone", 2),
+        [
+            Series(
+                f"{name} priority", [(float(r.neighbour_m), float(r.slow)) for r in of.itertuples()], False
+            )
+            for name, of in (("normal", normal), ("high", high))
+        ],
+    )
+    pictures = {"streams": picture} if "neighbour_m" in streams else {}
+    shown = ["![Decode on two streams](IMG/streams.svg)"] if pictures else []
+    return Section(
+        "Overlapping sets, priorities and two-stream starvation", f"{lead}.", shown + body, pictures
+    )
+
+
+def _starved(streams: pd.DataFrame) -> str:
+    rows = []
+    for chunk, of in streams.groupby("neighbour_m"):
+        split = [of[of.priority == p].slow for p in ("normal", "high")]
+        cells = [cell for s in split for cell in (str(len(s)), ratio(s.median()), ratio(s.max()))]
+        rows.append((f"{chunk:.0f}", *cells))
+    head = ("chunk", "n, normal", "median", "max", "n, high", "median", "max")
+    return table(head, rows)
+
+
+def pairs(profile: Profile) -> Section | None:
+    """Single operators beside each other on disjoint SMs."""
+    found = slowdowns(profile, "pairs")
+    apart = found[found.neighbour_mode == "disjoint"] if len(found) else found
+    if apart.empty:
+        return None
+    name, other = _named(apart, ""), _named(apart, "neighbour_")
+    apart = apart.assign(name=name, other=other)
+    worst = apart.loc[apart.slow.idxmax()]
+    lead = (
+        f"What two operators do to each other depends on both: on disjoint SMs from {ratio(apart.slow.min())} to "
+        f"{ratio(worst.slow)} times ({worst['name']} beside {worst.other}, {worst.sms:.0f} SMs; n = {len(apart)} "
+        "rows)."
+    )
+    rows = [(a, b, *spread_of(of.slow)) for (a, b), of in apart.groupby(["name", "other"])]
+    rows.sort(key=lambda row: -float(row[5]))
+    head = ("operator", "beside", "n", "median", "p95", "max")
+    note = "n counts splits (one shape of each operator and pair, 16 to 116 SMs), so each row is thin."
+    return Section("Operators beside operators", lead, [table(head, rows), note])
+
+
+def _named(rows: pd.DataFrame, prefix: str) -> pd.Series:
+    def of(row: pd.Series) -> str:
+        kind = str(row[f"{prefix}kind"]).replace("_", " ")
+        if kind == "gemm":
+            return f"GEMM {row[f'{prefix}label']} m {row[f'{prefix}m']:.0f}"
+        if kind == "prefill attention":
+            return f"{kind} {row[f'{prefix}q_tokens']} on {row[f'{prefix}history_tokens']}"
+        if kind == "decode attention":
+            batch = row[f"{prefix}decode_batch"]
+            return f"{kind} {batch:.0f} × {row[f'{prefix}context_sum'] / batch:.0f}"
+        return kind
+
+    return rows.apply(of, axis=1)
+
+
+def stagger(profile: Profile) -> Section | None:
+    """Partial overlap: a burst of decode steps that starts late and ends early."""
+    found = slowdowns(profile, "stagger")
+    if found.empty or "neighbour_start_s" not in found:
+        return None
+    start, end = found.neighbour_start_s, found.neighbour_end_s
+    overlap = pd.concat([end, found.time_s], axis=1).min(axis=1) - start
+    found = found.assign(overlap=overlap, extra=found.time_s - found.alone_s)
+    found["steady"] = found.overlap / (found.overlap - found.extra)
+    few = found[found.sms < profile.sms / 2]
+    lead = (
+        f"A neighbour slows prefill only while it runs ({len(found)} staggered starts of {found.layers.iloc[0]:.0f} "
+        "prefill layers, 3 repeats each, so thin)"
+    )
+    if len(few):
+        lead += (
+            f": while both ran, {few.sms.min():.0f}-SM prefill was {ratio(few.steady.min())} to "
+            f"{ratio(few.steady.max())} times slower, whenever the burst came"
+        )
+    rows = [
+        (
+            f"{r.sms:.0f} / {r.neighbour_sms:.0f}",
+            f"{r.m:.0f}",
+            f"{r.neighbour_decode_batch:.0f}",
+            percent(r.neighbour_start_s / r.alone_s),
+            percent(r.overlap / r.alone_s),
+            ratio(r.slow),
+            f"{(r.max_s - r.min_s) / r.time_s * 100:.1f} %",
+            ratio(r.steady),
+        )
+        for r in found.sort_values(["sms", "m", "neighbour_decode_batch", "neighbour_start_s"]).itertuples()
+    ]
+    head = ("SMs", "chunk", "batch beside", "burst starts at", "overlap", "prefill, over alone")
+    head += ("max − min", "while both ran")
+    note = (
+        "Starts and overlap are shares of the prefill's time alone. *While both ran* is the overlap over the same "
+        "work's time alone, if nothing was lost outside the overlap; values below 1 are the noise of three repeats "
+        "(clock and repeats differ by a few per cent)."
+    )
+    return Section("Staggered starts", f"{lead}.", [table(head, rows), note])
