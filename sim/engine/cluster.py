@@ -16,6 +16,7 @@ from sim.cost.base import CostModel
 from sim.cost.belief import believe
 from sim.cost.pairs import compile_pairs
 from sim.engine.clock import ARRIVAL, TRANSFER, Clock
+from sim.engine.deployment import MECHANISMS, Deployment
 from sim.engine.layout import (
     BUSY_S,
     BY_ADMISSION,
@@ -54,7 +55,6 @@ from sim.engine.replica import OneLane, ReplicaProcess, TwoLanes
 from sim.engine.view import advance_object
 from sim.errors import SimctlError, StalledError
 from sim.jit import COMPILED
-from sim.policies.base import MECHANISMS, CompiledPolicy, Deployment
 from sim.suggest import nearest
 from sim.workload.workload import Workload
 
@@ -133,6 +133,11 @@ ROUTERS: dict[str, type[RoundRobin] | type[LeastOutstanding]] = {
 }
 
 
+def is_compiled(policy: Any) -> bool:
+    """Built-in policies bring their own loop, `advance`; others have `plan(view)`."""
+    return callable(getattr(policy, "advance", None))
+
+
 def check_router(router: str) -> None:
     """Raise SimctlError for a router that does not exist."""
     if router not in ROUTERS:
@@ -195,7 +200,7 @@ class Cluster:
         estimator: Any,
     ) -> ReplicaProcess:
         d = self.deployment
-        compiled = isinstance(policy, CompiledPolicy)
+        compiled = is_compiled(policy)
         tokens, seqs = largest_step(policy, d)
         order = policy.run_order if compiled else int(getattr(policy, "run_order", BY_ADMISSION))
         pairs = policy.sm_sets(d) if compiled else []
@@ -239,7 +244,7 @@ class Cluster:
         """Refuse, with the arithmetic, what could never be served."""
         w, d = self.workload, self.deployment
         total = w.prompt_tokens.astype(np.int64) + w.output_tokens
-        if isinstance(policy, CompiledPolicy):
+        if is_compiled(policy):
             need = policy.required_blocks(w, d)
         else:
             need = -(-(total - 1) // d.block_size)
@@ -327,7 +332,7 @@ class Cluster:
 
 
 def _drive_one_lane(
-    policy: CompiledPolicy, q: Any, r: Any, a: Any, p: Any, d: Deployment, bursts: bool
+    policy: Any, q: Any, r: Any, a: Any, p: Any, d: Deployment, bursts: bool
 ) -> Callable[[float, float], None]:
     ki, kf = policy.bind(d)
     advance = type(policy).advance
@@ -339,7 +344,7 @@ def _drive_one_lane(
 
 
 def _drive_two_lanes(
-    policy: CompiledPolicy, q: Any, r: Any, a: Any, p: Any, x: Any, belief: tuple[Any, Any], d: Deployment
+    policy: Any, q: Any, r: Any, a: Any, p: Any, x: Any, belief: tuple[Any, Any], d: Deployment
 ) -> Callable[[float, float], None]:
     ki, kf = policy.bind(d)
     advance = type(policy).advance
@@ -433,7 +438,7 @@ def _records(cluster: Cluster, end_s: float) -> RunRecords:
 
 def largest_step(policy: Any, deployment: Deployment) -> tuple[int, int]:
     """Most tokens and most sequences of one step of the policy."""
-    if isinstance(policy, CompiledPolicy):
+    if is_compiled(policy):
         seqs, tokens = policy.max_seqs(deployment), policy.max_tokens(deployment)
     else:
         seqs = int(getattr(policy, "max_num_seqs", 256))

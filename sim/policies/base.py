@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.deployment import Deployment
 from sim.engine.layout import (
     BY_ADMISSION,
     array,
@@ -32,53 +33,6 @@ class Knob:
     doc: str
     source: str
     minimum: float | None = None
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """How SMs are given to a lane. `granule(cc)`: (least, step) of a set by compute capability; `overlap`: may the
-    two sets share SMs; `switch_s`: time to move a lane to another set."""
-
-    name: str
-    granules: Mapping[int, tuple[int, int]]
-    overlap: bool
-    switch_s: float
-    source: str
-
-    def sizes(self, sms: int, compute_capability: float) -> list[int]:
-        """SM counts that the side asked for can have; the other side gets the remainder."""
-        least, step = self.granules.get(int(compute_capability), (2, 2))
-        return list(range(least, sms, step))
-
-
-GREEN = Mechanism(
-    "green",
-    {8: (4, 2), 9: (8, 8), 10: (8, 8)},
-    True,
-    5e-6,
-    "CUDA driver API cuDevSmResourceSplitByCount; contexts are made beforehand and chosen by stream",
-)
-LIBSMCTRL = Mechanism(
-    "libsmctrl", {}, True, 4.1e-6, "Bullet Table 5: rewriting a stream's mask takes 4.1 us; TPCs of 2 SMs"
-)
-MPS = Mechanism(
-    "mps", {7: (1, 1), 8: (1, 1), 9: (1, 1), 10: (1, 1)}, True, 5.0, "per cent of SMs, at process start"
-)
-MECHANISMS = {mechanism.name: mechanism for mechanism in (GREEN, LIBSMCTRL, MPS)}
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs."""
-
-    num_blocks: int
-    block_size: int
-    max_context: int
-    gpu: str
-    sms: int = 1
-    layers: int = 1
-    mechanism: Mechanism = GREEN
-    compute_capability: float = 9.0
 
 
 class Policy(Protocol):

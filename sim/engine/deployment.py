@@ -1,0 +1,53 @@
+"""What a policy is given to work with: a KV pool, a GPU's SMs, and the mechanism that shares them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """How SMs are given to a lane. `granule(cc)`: (least, step) of a set by compute capability; `overlap`: may the
+    two sets share SMs; `switch_s`: time to move a lane to another set."""
+
+    name: str
+    granules: Mapping[int, tuple[int, int]]
+    overlap: bool
+    switch_s: float
+    source: str
+
+    def sizes(self, sms: int, compute_capability: float) -> list[int]:
+        """SM counts that the side asked for can have; the other side gets the remainder."""
+        least, step = self.granules.get(int(compute_capability), (2, 2))
+        return list(range(least, sms, step))
+
+
+GREEN = Mechanism(
+    "green",
+    {8: (4, 2), 9: (8, 8), 10: (8, 8)},
+    True,
+    5e-6,
+    "CUDA driver API cuDevSmResourceSplitByCount; contexts are made beforehand and chosen by stream",
+)
+LIBSMCTRL = Mechanism(
+    "libsmctrl", {}, True, 4.1e-6, "Bullet Table 5: rewriting a stream's mask takes 4.1 us; TPCs of 2 SMs"
+)
+MPS = Mechanism(
+    "mps", {7: (1, 1), 8: (1, 1), 9: (1, 1), 10: (1, 1)}, True, 5.0, "per cent of SMs, at process start"
+)
+MECHANISMS = {mechanism.name: mechanism for mechanism in (GREEN, LIBSMCTRL, MPS)}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs."""
+
+    num_blocks: int
+    block_size: int
+    max_context: int
+    gpu: str
+    sms: int = 1
+    layers: int = 1
+    mechanism: Mechanism = GREEN
+    compute_capability: float = 9.0
