@@ -52,6 +52,38 @@ FLAT = {
     "memory": Bound(0.02, 3.0, 0.7),  # above 1 where the data stay in L2
     "knee": Bound(0.03, 1.0, 0.4),
 }
+BLOCKS = {
+    "fixed_s": Bound(1e-7, 4e-5, 5e-6),
+    "efficiency": Bound(0.05, 1.0, 0.6),
+    "wave_s": Bound(1e-8, 2e-5, 1e-6, 0.0),
+    "tail": Bound(0.05, 1.0, 0.6),
+    "memory": Bound(0.05, 3.0, 0.7),
+    "knee": Bound(0.03, 1.0, 0.4),
+}
+SPLIT = {"split_s": Bound(1e-7, 4e-5, 3e-6, 0.0), "merge_s": Bound(1e-10, 1e-6, 3e-8, 0.0)}
+WHOLE = {"split_s": 0.0, "merge_s": 0.0, "split": 0.0}
+# kinds of attention kernels: these are no matter of degree, so each is a form of its own
+KERNELS = ("blocks", "persistent", "split")
+OTHERS = {"prefill": ("flat", *KERNELS)}
+
+
+def form_names(kind: str) -> tuple[str, ...]:
+    """The forms that are tried for a family."""
+    return ("waves", *OTHERS.get(kind, ("flat",)))
+
+
+def bounds_of(family: str, name: str, gpu: GpuSpec) -> tuple[dict[str, Bound], dict[str, float]]:
+    """(bounds of what is fitted, terms that are given) of a form by its name in `form_names`."""
+    if name == "flat":
+        return dict(FLAT), {}
+    if name == "blocks":
+        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": 0.0, "in_order": 0.0}
+    if name == "persistent":
+        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": float(gpu.sms), "in_order": 0.0}
+    if name == "split":
+        # two CTAs an SM
+        return {**BLOCKS, **SPLIT}, {"packed": 1.0, "workers": 0.0, "in_order": 1.0, "split": 2.0 * gpu.sms}
+    return dict(BOUNDS[family]), {}
 
 
 @dataclass(frozen=True)
@@ -78,21 +110,20 @@ def fit_form(points: Points, gpu: GpuSpec, kind: str = "waves", start: Form | No
 
     With `start` (an earlier fit) only what that one identified is fitted again, from its values.
     """
-    bounds = dict(FLAT if kind == "flat" else BOUNDS[points.kind])
+    bounds, fixed = bounds_of(points.kind, kind, gpu)
     sample = thinned(points, MOST_POINTS)
     logs = np.log(sample.seconds)
-    fixed: dict[str, float] = {}
     if start is not None:
-        fixed = {name: start.terms[name] for name in start.fitted.rejected}
+        fixed |= {name: start.terms[name] for name in start.fitted.rejected}
         bounds = {name: bound for name, bound in bounds.items() if name not in fixed}
 
     def error(terms: Mapping[str, float]) -> Floats:
-        predicted = form_seconds(form_of(gpu, kind, {**fixed, **terms}, "measured"), sample)
+        predicted = form_seconds(form_of(gpu, "blocks" if kind in KERNELS else kind, {**fixed, **terms}, "measured"), sample)
         return np.asarray(np.log(predicted) - logs)
 
     fitted = fit(error, bounds, start.terms if start else None, reject=start is None)
     terms = {**fixed, **fitted.values}
-    return Form(kind, form_of(gpu, kind, terms, "measured"), terms, fitted)
+    return Form(kind, form_of(gpu, "blocks" if kind in KERNELS else kind, terms, "measured"), terms, fitted)
 
 
 def thinned(points: Points, most: int) -> Points:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from calib.fit.forms import Form, fit_form, form_seconds
+from calib.fit.forms import Form, fit_form, form_names, form_seconds
 from calib.fit.points import Floats, Points
 from calib.fit.surface import Smoothness, fit_grid
 from sim.cost.gpu import GpuSpec
@@ -34,6 +34,7 @@ SMOOTH = {
 
 PLAIN = Smoothness(walk=1.5, pull=20.0)  # nothing but lines between the measured times
 SRM_ALPHA = "srm x alpha"
+TITLES = {"flat": "roofline"}  # how forms are called in error tables
 
 
 class Predictor(Protocol):
@@ -220,13 +221,10 @@ def _sparse(axis: Axis) -> Axis:
 def recipes(kind: str) -> list[Recipe]:
     """The candidates of a family and its baselines; candidates of one name differ in smoothness only."""
     smooth = SMOOTH["gemm" if kind == "gemm" else "other"]
-    found = [Recipe("waves x residual", smoothness=one) for one in smooth]
-    found += [Recipe("roofline x residual", form="flat", smoothness=one) for one in smooth]
+    found = []
+    for form in form_names(kind):
+        found += [Recipe(f"{TITLES.get(form, form)} x residual", form, smoothness=one) for one in smooth]
+        found.append(Recipe(TITLES.get(form, form), form, residual=False))
     if kind == "gemm":
         found += [Recipe("stairs x residual", stairs=True, smoothness=one) for one in smooth]
-    return [
-        *found,
-        Recipe("interpolation", "flat", method="table", beyond="line", smoothness=PLAIN),
-        Recipe("waves", residual=False),
-        Recipe("roofline", "flat", residual=False),
-    ]
+    return [*found, Recipe("interpolation", "flat", method="table", beyond="line", smoothness=PLAIN)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calib.fit.folds import MEANING, errors, folds, score
-from calib.fit.forms import Form, fit_form
+from calib.fit.forms import Form, fit_form, form_names
 from calib.fit.methods import SRM_ALPHA, FittedCurve, Recipe, fit_curve, fit_srm_alpha, recipes
 from calib.fit.points import Floats, Points
 from sim.cost.gpu import GpuSpec
@@ -64,7 +64,7 @@ def pooled(recipe: Recipe) -> Recipe:
 def choose(points: Points, gpu: GpuSpec) -> Chosen:
     """Evaluate all methods and keep the best by whole rows and whole partition sizes."""
     candidates = recipes(points.kind)
-    whole = {name: fit_form(points, gpu, name) for name in ("waves", "flat")}
+    whole = {name: fit_form(points, gpu, name) for name in form_names(points.kind)}
     held = evaluate(points, gpu, candidates, whole)
     tables = {i: {kind: errors(*pair) for kind, pair in by_fold.items()} for i, by_fold in held.items()}
     best: dict[str, int] = {}

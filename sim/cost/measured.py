@@ -7,9 +7,12 @@ as extrapolated. Everything is numpy; nothing here knows how the tables were fit
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +28,13 @@ from sim.cost.shapes import (
     Shape,
     Timing,
 )
+from sim.cost.measured_blocks import Blocks, BlocksCurve
 from sim.cost.measured_flat import Flat, FlatCurve
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
+
+if TYPE_CHECKING:
+    from sim.cost.profile import CurveEntry
 
 Key = tuple[int, ...]
 # axis names of the tables, by kind of shape; SMs come last
@@ -38,8 +45,8 @@ FEATURES = {
     "decode": ("batch", "context"),
 }
 METHODS = ("form", "table")  # a table multiplies the form, or stands for the time itself
-FORMS = ("waves", "flat")
-Form = RooflineCurve | FlatCurve
+Form = RooflineCurve | FlatCurve | BlocksCurve
+KINDS: dict[type, str] = {RooflineCurve: "waves", FlatCurve: "flat", BlocksCurve: "blocks"}
 
 
 def shape_kind(shape: Shape) -> str:
@@ -78,8 +85,9 @@ class MeasuredCurve:
     method `table`, log seconds, over the features and SMs, by shape constants.
 
     `stairs`: sizes that were measured, if a size takes the time of the next one up. `pooled`: residual for other
-    constants. `per_chunk_s`: what a chunk after the first costs less in a launch of several. `skew`: log time per
-    doubling of the longest over the mean context. `sigma`: sd of the log error on held-out points.
+    constants. `shared_s`: what a chunk after the first costs less in a launch of several. `skew`: nanoseconds for each
+    token by which the longest context exceeds the mean, over batch and SMs (a batch too large to split its
+    sequences waits for the longest). `sigma`: sd of the log error on held-out points, `sigma_off` off coverage.
     """
 
     form: Form
@@ -91,7 +99,7 @@ class MeasuredCurve:
     stairs: tuple[int, ...] = ()
     pooled: Grid | None = None
     shared_s: float | None = None
-    skew: float = 0.0
+    skew: Grid | None = None
     sigma: float = 0.0
     sigma_off: float = 0.0
     other_label: str = ""
@@ -127,7 +135,7 @@ class MeasuredCurve:
             table = table or self.pooled
             factor = 1.0 if table is None else np.exp(table.at((*features(shape), sms)))
             seconds = base.seconds * factor
-        seconds = seconds * self._skewed(shape)
+        seconds = seconds + self._skewed(shape, sms)
         active = np.minimum(base.sm_s / (base.seconds * sms), 1.0)
         return Timing(seconds=seconds, sm_s=active * seconds * sms)
 
@@ -139,24 +147,57 @@ class MeasuredCurve:
         at = np.minimum(np.searchsorted(steps, m), len(steps) - 1)
         return Gemm(np.maximum(steps[at], m), shape.n, shape.k, shape.dtype_bytes)
 
-    def _skewed(self, shape: Shape) -> Floats | float:
-        if not self.skew or not isinstance(shape, DecodeAttention) or shape.context_max is None:
-            return 1.0
-        mean = np.asarray(shape.context_sum) / np.maximum(np.asarray(shape.batch), 1)
-        ratio = np.maximum(np.asarray(shape.context_max) / np.maximum(mean, 1.0), 1.0)
-        return np.asarray(np.exp(self.skew * np.log2(ratio)))
+    def _skewed(self, shape: Shape, sms: int) -> Floats | float:
+        if self.skew is None or not isinstance(shape, DecodeAttention) or shape.context_max is None:
+            return 0.0
+        batch = np.maximum(np.asarray(shape.batch, dtype=np.float64), 1.0)
+        longer = np.maximum(np.asarray(shape.context_max) - np.asarray(shape.context_sum) / batch, 0.0)
+        return np.asarray(1e-9 * np.maximum(self.skew.at((batch, sms)), 0.0) * longer)
 
 
 def form_of(gpu: GpuSpec, kind: str, terms: Mapping[str, float], label: str, where: str = "terms") -> Form:
-    """The form `waves` (`sim.cost.spec.Roofline`'s terms) or `flat` (`Flat`'s)."""
+    """The form `waves` (`sim.cost.spec.Roofline`'s terms), `flat` (`Flat`'s) or `blocks` (`Blocks`')."""
     if kind == "flat":
         return FlatCurve(gpu, Flat.from_data(terms, where), label)
+    if kind == "blocks":
+        return BlocksCurve(gpu, Blocks.from_data(terms, where), label)
+    if kind != "waves":
+        raise SimctlError(f"{where}: unknown form '{kind}'; known: waves, flat, blocks.")
     # no profiler says which part of the fixed cost has a resident warp: two thirds, as in the spec profile
     whole = {"idle_launch_s": terms["launch_s"] / 3.0, **terms}
     return RooflineCurve(gpu, roofline(whole, where), label)
 
 
-def curve_from_data(data: Mapping[str, Any], gpu: GpuSpec, label: str, coverage: str, extrapolation: str, where: str) -> MeasuredCurve:
+@lru_cache(maxsize=8)
+def _read(path: str, size: int, changed_ns: int) -> dict[str, Any]:
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SimctlError(f"Curve file '{path}' is not readable JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise SimctlError(f"Curve file '{path}' must hold one JSON object.")
+    return data
+
+
+def read_curves(path: Path) -> dict[str, Any]:
+    """The content of a profile's `curves.json`, read once a process for the same file."""
+    facts = path.stat()
+    return _read(str(path), facts.st_size, facts.st_mtime_ns)
+
+
+def load_curve(path: Path, entry: CurveEntry, gpu: GpuSpec) -> MeasuredCurve:
+    """The curve of a `profile.yaml` entry of form `measured`: the part of `curves.json` under its operator."""
+    found = read_curves(path).get("curves", {}).get(entry.operator)
+    if found is None:
+        raise SimctlError(f"{path} has no curve for '{entry.operator}'.")
+    return curve_from_data(
+        found, gpu, entry.label, entry.coverage, entry.extrapolation, f"{path}, {entry.operator}"
+    )
+
+
+def curve_from_data(
+    data: Mapping[str, Any], gpu: GpuSpec, label: str, coverage: str, extrapolation: str, where: str
+) -> MeasuredCurve:
     """A curve of one entry of `curves.json`; SimctlError names `where` and the key."""
     try:
         other = data.get("other_label", "")
@@ -175,7 +216,7 @@ def curve_from_data(data: Mapping[str, Any], gpu: GpuSpec, label: str, coverage:
             stairs=tuple(data.get("stairs") or ()),
             pooled=Grid.from_data(data["pooled"], f"{where}, pooled") if data.get("pooled") else None,
             shared_s=data.get("shared_s"),
-            skew=data.get("skew", 0.0),
+            skew=Grid.from_data(data["skew"], f"{where}, skew") if data.get("skew") else None,
             sigma=data.get("sigma", 0.0),
             sigma_off=data.get("sigma_off", 0.0),
             other_label=other,
@@ -189,7 +230,7 @@ def curve_data(curve: MeasuredCurve, terms: Mapping[str, float]) -> dict[str, An
     tables = [{"constants": list(key), "grid": grid.as_data()} for key, grid in sorted(curve.tables.items())]
     found: dict[str, Any] = {
         "terms": {name: float(f"{value:.6g}") for name, value in terms.items()},
-        "form": "flat" if isinstance(curve.form, FlatCurve) else "waves",
+        "form": KINDS[type(curve.form)],
         "method": curve.method,
         "tables": tables,
         "sigma": round(curve.sigma, 5),
@@ -202,6 +243,6 @@ def curve_data(curve: MeasuredCurve, terms: Mapping[str, float]) -> dict[str, An
         found["pooled"] = curve.pooled.as_data()
     if curve.shared_s is not None:
         found["shared_s"] = float(f"{curve.shared_s:.6g}")
-    if curve.skew:
-        found["skew"] = round(curve.skew, 6)
+    if curve.skew is not None:
+        found["skew"] = curve.skew.as_data()
     return found

@@ -85,10 +85,14 @@ def prefill_shape(model: ModelSpec, q: Ints, h: Ints) -> PrefillAttention:
     return PrefillAttention(q, h, m.q_heads, m.kv_heads, m.head_dim, m.dtype_bytes, m.window)
 
 
-def decode_shape(model: ModelSpec, batch: Ints, context_sum: Floats) -> DecodeAttention:
-    """One layer's decode attention of batches whose contexts add up to `context_sum`."""
+def decode_shape(
+    model: ModelSpec, batch: Ints, context_sum: Floats, context_max: Floats | None = None
+) -> DecodeAttention:
+    """One layer's decode attention of batches whose contexts add up to `context_sum` (None: all alike)."""
     m = model
-    return DecodeAttention(batch, context_sum, m.q_heads, m.kv_heads, m.head_dim, m.dtype_bytes, m.window)
+    return DecodeAttention(
+        batch, context_sum, m.q_heads, m.kv_heads, m.head_dim, m.dtype_bytes, m.window, context_max
+    )
 
 
 def causal_pairs(q: Ints, h: Ints, window: int | None = None) -> Floats:

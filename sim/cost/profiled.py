@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from sim.cost.base import Curve, EnergyTerms
-from sim.cost.contention import slowdown_factors, slowdown_table
+from sim.cost.contention import LABEL, slowdown_arrays
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching, grid_tokens
+from sim.cost.loads import launch_loads
 from sim.cost.memory import MemoryPlan, plan_memory
 from sim.cost.model import ModelSpec
 from sim.cost.operators import (
@@ -113,11 +114,18 @@ class ProfiledCost:
             raise SimctlError(f"kernels.attention '{launch.attention}' is not priced; use serial.")
         clock = 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz
         flags: list[str] = []
-        parts = [
-            *self._linear_parts(launch, width, clock, flags),
-            *self._attention_parts(launch, width, clock, flags),
-        ]
+        parts = self._parts(launch, width, clock, flags)
         return self._compose(launch, tuple(parts), tuple(flags))
+
+    def operators_s(self, launch: Launch, sms: int) -> float:
+        """Seconds that the operators of a launch add up to when each is timed alone."""
+        return sum(part.seconds for part in self._parts(launch, sms, 1.0, []))
+
+    def _parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
+        return [
+            *self._linear_parts(launch, sms, clock, flags),
+            *self._attention_parts(launch, sms, clock, flags),
+        ]
 
     def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
         # time is that of the padded size, work that of the real one
@@ -152,11 +160,11 @@ class ProfiledCost:
         if launch.decode_batch:
             batch = np.array([launch.decode_batch], dtype=np.int64)
             context = np.array([launch.decode_context_sum], dtype=np.float64)
-            shape = decode_shape(self.model, batch, context)
+            longest = np.array([launch.decode_context_max or np.nan])
+            shape = decode_shape(self.model, batch, context, None if np.isnan(longest[0]) else longest)
             self._check("decode_attention", shape, sms, flags)
-            parts.append(
-                self._part("decode_attention", layers, shape, self.decode(batch, context, sms, clock))
-            )
+            timing = self.timing("decode_attention", shape, sms, clock)
+            parts.append(self._part("decode_attention", layers, shape, timing))
         return parts
 
     def _check(self, operator: str, shape: Shape, sms: int, flags: list[str]) -> None:
@@ -216,17 +224,19 @@ class ProfiledCost:
         return self.energy.energy_j(seconds, work.flops, work.hbm_bytes)
 
     def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
-        """Factors >= 1 on the solo times of two launches side by side; see `sim.cost.contention`."""
-        return slowdown_factors(self.solo(a, split[0]).demand, self.solo(b, split[1]).demand, split, overlap)
+        """Factors >= 1 on the solo times of two launches side by side; see `slowdowns`."""
+        of_a, of_b = self.slowdowns([a], [b], split, overlap)
+        return float(of_a[0, 0]), float(of_b[0, 0])
 
     def slowdowns(
         self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
     ) -> tuple[Floats, Floats]:
-        """`slowdown` of every a beside every b, shape (len(a), len(b)) each; the solo prices are taken once."""
-        demands = [
-            [self.solo(one, sms).demand for one in side] for side, sms in zip((a, b), split, strict=True)
-        ]
-        return slowdown_table(demands[0], demands[1], split, overlap)
+        """Factors of every a beside every b, shape (len(a), len(b)) each: measured (`sim.cost.measured_contention`)
+        if the profile has a surface, else an analytic guess (`sim.cost.contention`)."""
+        one, other = (launch_loads(self, side, sms) for side, sms in zip((a, b), split, strict=True))
+        if self.profile.contention is not None:
+            return self.profile.contention.slowdowns(one, other, split, overlap, self.model.name)
+        return slowdown_arrays((one.hbm, one.busy), (other.hbm, other.busy), split, overlap)
 
     def compile(
         self,
@@ -252,8 +262,7 @@ class ProfiledCost:
 
     def provenance(self) -> dict[str, str]:
         """Label of each operator's curve, and of the host, energy and contention terms."""
-        from sim.cost.contention import LABEL
-
+        surface = self.profile.contention
         names = [*(operator.name for operator in self.operators), "prefill_attention", "decode_attention"]
         labels = {name: self.profile.curve(name).label for name in names}
         scaled = {
@@ -266,7 +275,7 @@ class ProfiledCost:
             **scaled,
             "host": self.launching.terms.label,
             "energy": self.energy.label,
-            "contention": LABEL,
+            "contention": LABEL if surface is None else surface.label_for(self.model.name),
         }
 
 

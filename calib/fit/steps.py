@@ -1,0 +1,104 @@
+"""Whole layers and steps as launches: rows of the step sweeps, and what the sum of their operators says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from calib.fit.points import Floats, column, numbers, read_rows
+from sim.cost.profiled import ProfiledCost
+from sim.cost.shapes import Launch
+
+SWEEPS = ("prefill_layer", "decode_step", "steps")
+KINDS = ("prefill_layer", "prefill_step", "mixed_layer", "mixed_step", "decode_layer", "decode_step")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Measured layers and steps. `summed_s`: what their operators alone add up to."""
+
+    kind: tuple[str, ...]
+    launch: tuple[Launch, ...]
+    attention: tuple[str, ...]
+    mode: tuple[str, ...]  # graph, eager
+    sms: Floats
+    seconds: Floats
+    host_s: Floats
+    summed_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, mask: Any) -> Steps:
+        """The steps of a mask."""
+
+        def of(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(v for v, kept in zip(values, mask, strict=True) if kept)
+
+        arrays = {name: getattr(self, name)[mask] for name in ("sms", "seconds", "host_s", "summed_s")}
+        return Steps(of(self.kind), of(self.launch), of(self.attention), of(self.mode), **arrays)
+
+    @property
+    def tokens(self) -> Floats:
+        """Rows of the linear layers."""
+        return np.array([float(one.tokens) for one in self.launch])
+
+    @property
+    def decoding(self) -> Any:
+        """Mask of the decode-only ones."""
+        return np.array([not one.chunks for one in self.launch], dtype=bool)
+
+
+def launch_of(row: Mapping[str, Any], layers: int, prefix: str = "") -> Launch:
+    """The launch of a row: its chunks and decodes, and its range of layers (bare layers come without head)."""
+    chunks = tuple(
+        zip(numbers(row.get(f"{prefix}q_tokens")), numbers(row.get(f"{prefix}history_tokens")), strict=True)
+    )
+    batch, total, most = (_whole(row, f"{prefix}{name}") for name in ("decode_batch", "context_sum", "context_max"))
+    bare = str(row[f"{prefix}kind"]).endswith("_layer")
+    count = _whole(row, "layers") if not prefix else 1
+    # layers in the middle of the model: neither embedding nor head
+    span = (1, 1 + min(max(count, 1), layers - 2)) if bare else None
+    return Launch(chunks, batch, total, most, span)
+
+
+def _whole(row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    return 0 if value is None or (isinstance(value, float) and np.isnan(value)) else int(value)
+
+
+def read_steps(run: Path, costs: Mapping[str, ProfiledCost], sweeps: tuple[str, ...] = SWEEPS) -> Steps:
+    """Steps of a run that ran alone; `costs`: by back end of prefill attention, "" for any other."""
+    parts = [read_rows(run, sweep) for sweep in sweeps]
+    rows = pd.concat([part for part in parts if len(part)]) if any(len(p) for p in parts) else pd.DataFrame()
+    if len(rows):
+        rows = rows[rows["kind"].isin(KINDS)]
+        if "neighbour_kind" in rows.columns:
+            rows = rows[rows["neighbour_kind"].isna()]
+    return steps_of(rows.reset_index(drop=True), costs)
+
+
+def steps_of(rows: pd.DataFrame, costs: Mapping[str, ProfiledCost]) -> Steps:
+    """The rows as steps, each with the sum of its operators on its SMs."""
+    records = rows.to_dict("records")
+    launches, summed = [], []
+    for row in records:
+        cost = costs.get(str(row.get("attention")), costs[""])
+        launch = launch_of(row, cost.model.layers)
+        launches.append(launch)
+        summed.append(cost.operators_s(launch, int(row["sms"])))
+    return Steps(
+        tuple(str(row["kind"]) for row in records),
+        tuple(launches),
+        tuple(str(row.get("attention", "")) for row in records),
+        tuple(str(row.get("launch", "graph")) for row in records),
+        column(rows, "sms"),
+        column(rows, "time_s"),
+        column(rows, "host_s"),
+        np.array(summed),
+    )
