@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from sim.errors import SimctlError
-from sim.policies.base import CompiledPolicy, Deployment, Knob, Policy, PolicyInfo
+from sim.policies.base import CompiledPolicy, Knob, Policy, PolicyInfo
 from sim.suggest import nearest
 
 BUILT_IN = {
@@ -30,7 +30,6 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 __all__ = [
     "CompiledPolicy",
-    "Deployment",
     "Knob",
     "Policy",
     "PolicyInfo",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engine.cohort import blocks_now, decode_need, generated_now, needs_block
+from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
 from sim.engine.layout import (
     BLOCK,
@@ -35,7 +36,7 @@ from sim.engine.layout import (
 )
 from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Deployment, Knob
+from sim.policies.base import CompiledPolicy, Knob
 from sim.workload.workload import Workload
 
 BUDGET, SEQS, WATERMARK, ONE_PREFILL = 0, 1, 2, 3

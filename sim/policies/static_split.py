@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.engine.deployment import Deployment
 from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import D_LAUNCH, D_PART, FREE, IN_CHUNKS, N_PREEMPT, P_LAYERS, P_PART
 from sim.errors import SimctlError
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Deployment, Knob
+from sim.policies.base import CompiledPolicy, Knob
 from sim.policies.two_lanes import (
     admit_prompts,
     clear_lanes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.engine.cohort import blocks_now, decode_need, needs_block
+from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
 from sim.engine.layout import (
     BLOCK,
@@ -30,7 +31,7 @@ from sim.engine.layout import (
 )
 from sim.engine.plans import add_chunk, add_victim, clear_plan
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Deployment, Knob
+from sim.policies.base import CompiledPolicy, Knob
 
 BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT = 0, 1, 2, 3, 4
 SOURCE = "vllm:vllm/v1/core/sched/scheduler.py"
