@@ -124,7 +124,7 @@ def test_presets_are_their_policies_with_other_defaults() -> None:
 def test_vllms_defaults_follow_the_gpu() -> None:
     from sim.cost import load_cost
     from sim.engine.cluster import largest_step
-    from sim.policies import Deployment
+    from sim.engine.deployment import Deployment
 
     assert load_cost("llama-3.1-8b", "h200-sxm").gpu.name == "h200-sxm"
     sizes = {
