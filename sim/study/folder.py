@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,27 +56,45 @@ class ResultFolder:
     def open(self, *, resume: bool = False) -> set[int]:
         """Make the partial folder, or with `resume` take up the one that is there; returns finished runs."""
         marker = self.partial / "study.json"
-        if marker.is_file():
-            held = json.loads(marker.read_text(encoding="utf-8"))
-            done = {int(path.stem) for path in self.parts.glob("*.json")}
-            if resume and held == {"sha256": self.key}:
-                return done
-            if resume:
-                raise SimctlError(
-                    f"{self.partial} holds an interrupted run of another experiment, version or set of outputs; "
-                    "remove it, or leave out --resume to start over"
-                )
-        self.discard()
-        self.parts.mkdir(parents=True)
+        if self.partial.exists() and not marker.is_file():
+            raise SimctlError(f"{self.partial} is in the way and not an interrupted run; move it away")
+        self._lock()
+        if resume and marker.is_file():
+            if json.loads(marker.read_text(encoding="utf-8")) == {"sha256": self.key}:
+                return {int(path.stem) for path in self.parts.glob("*.json")}
+            self.release()
+            raise SimctlError(
+                f"{self.partial} holds an interrupted run of another experiment, version or set of outputs; "
+                "remove it, or leave out --resume to start over"
+            )
+        shutil.rmtree(self.parts, ignore_errors=True)
+        self.parts.mkdir()
         marker.write_text(json.dumps({"sha256": self.key}))
         return set()
 
+    def _lock(self) -> None:
+        """Hold the partial folder; the system lets go of it when the process ends, however it ends."""
+        self.partial.mkdir(parents=True, exist_ok=True)
+        self._held = (self.partial / "lock").open("a")
+        if sys.platform == "win32":
+            return  # has no such lock: two studies in one folder are not told apart there
+        import fcntl
+
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SimctlError(
+                f"another simctl is writing {self.target}; wait for it, or choose another -o"
+            ) from None
+
+    def release(self) -> None:
+        """Let others take up the partial folder."""
+        self._held.close()
+
     def discard(self) -> None:
-        """Remove the partial folder, if there is one."""
-        if (self.partial / "study.json").is_file() or not self.partial.exists():
-            shutil.rmtree(self.partial, ignore_errors=True)
-        else:
-            raise SimctlError(f"{self.partial} is in the way and not an interrupted run; move it away")
+        """Remove the partial folder."""
+        self.release()
+        shutil.rmtree(self.partial, ignore_errors=True)
 
     def add(self, outcome: Outcome) -> None:
         """Write one finished run."""
@@ -105,13 +124,15 @@ class ResultFolder:
     def publish(self) -> None:
         """Drop the parts and put the folder in place of the target."""
         shutil.rmtree(self.parts)
-        (self.partial / "study.json").unlink()
+        for name in ("study.json", "lock"):
+            (self.partial / name).unlink()
         old = self.target.with_name(self.target.name + ".old")
         if self.target.exists():
             shutil.rmtree(old, ignore_errors=True)
             os.replace(self.target, old)
         self.target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(self.partial, self.target)
+        self.release()
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -114,4 +114,5 @@ def _keep_or_discard(folder: ResultFolder, error: BaseException) -> None:
     if not kept:
         folder.discard()
     else:
+        folder.release()
         error.add_note(f"{kept} finished runs are kept in {folder.partial}; --resume continues there")

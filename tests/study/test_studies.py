@@ -14,6 +14,7 @@ import pytest
 import sim.study.run as study_run
 from sim.errors import SimctlError
 from sim.study.execute import execute
+from sim.study.folder import ResultFolder
 from sim.study.plan import Study, memory_plans, prepare
 from sim.study.pool import map_runs
 from sim.study.run import run_in_memory, run_study
@@ -164,6 +165,21 @@ def test_the_folder_of_another_experiment_is_refused_and_kept(finished: Path, tm
     run_study(other, target, force=True)
     assert "seed: 1" in (target / "experiment.yaml").read_text()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_two_studies_do_not_write_one_folder_at_a_time(tmp_path: Path) -> None:
+    study = prepare(experiment())
+    first = ResultFolder(tmp_path / "out", study)
+    first.open()
+    with pytest.raises(SimctlError, match="another simctl is writing"):
+        run_study(study, tmp_path / "out")
+    assert first.parts.is_dir()
+
+
+def test_a_partial_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    with pytest.raises(SimctlError, match="is in the way"):
+        run_study(prepare(experiment()), tmp_path / "out")
 
 
 @pytest.mark.parametrize("inside", ["notes.txt", "experiment.yaml"])
