@@ -93,7 +93,7 @@ def assert_same(records: RunRecords, naive: Outcome) -> None:
 @pytest.mark.parametrize("name", ["vllm", "sarathi", "sglang"])
 def test_random_runs_equal_the_reference(name: str) -> None:
     @given(case=cases(policies=(name,)))
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     def check(case: Case) -> None:
         assert_same(*both(case, EXACT))
 
@@ -101,7 +101,7 @@ def test_random_runs_equal_the_reference(name: str) -> None:
 
 
 @given(case=cases())
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_random_runs_equal_the_reference_where_sums_round(case: Case) -> None:
     assert_same(*both(case, UGLY))
 
@@ -134,7 +134,7 @@ PICKS = st.lists(
 
 
 @given(case=cases(most=6), picks=PICKS, ugly=st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_arrivals_on_step_boundaries(case: Case, picks: list[tuple[int, int, int]], ugly: bool) -> None:
     cost = UGLY if ugly else EXACT
     assert_same(*both(with_arrivals_on_boundaries(case, cost, picks), cost))

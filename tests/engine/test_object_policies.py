@@ -108,7 +108,7 @@ def assert_equal_runs(a: RunRecords, b: RunRecords) -> None:
     one=st.booleans(),
     bursts=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_sarathi_as_an_object(load: Workload, budget: int, seqs: int, one: bool, bursts: bool) -> None:
     compiled = make_policy(
         {"name": "sarathi", "token_budget": budget, "max_num_seqs": seqs, "one_prefill": one}
@@ -117,7 +117,7 @@ def test_sarathi_as_an_object(load: Workload, budget: int, seqs: int, one: bool,
 
 
 @given(load=workloads(), budget=st.integers(1, 40), seqs=st.integers(1, 8), tight=st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_vllm_as_an_object(load: Workload, budget: int, seqs: int, tight: bool) -> None:
     compiled = make_policy({"name": "vllm", "max_num_batched_tokens": budget, "max_num_seqs": seqs})
     longest = int((load.prompt_tokens + load.output_tokens).max())
