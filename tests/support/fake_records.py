@@ -9,7 +9,25 @@ import pandas as pd
 
 from sim.engine.records import RunRecords
 
-TOTALS = ["iterations", "decisions", "busy_s", "gpu_s", "host_bound_s", "dense_tokens", "head_rows", "prefill_pairs", "prefill_kv_tokens", "decode_kv_tokens", "sm_active_s", "kv_block_s", "waiting_s", "running_s", "launches_graph", "launches_eager", "flagged"]
+TOTALS = (
+    "iterations",
+    "decisions",
+    "busy_s",
+    "gpu_s",
+    "host_bound_s",
+    "dense_tokens",
+    "head_rows",
+    "prefill_pairs",
+    "prefill_kv_tokens",
+    "decode_kv_tokens",
+    "sm_active_s",
+    "kv_block_s",
+    "waiting_s",
+    "running_s",
+    "launches_graph",
+    "launches_eager",
+    "flagged",
+)
 
 
 def request(arrival: float, first: float, end: float, **other: Any) -> dict[str, Any]:
