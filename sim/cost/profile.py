@@ -19,6 +19,7 @@ import yaml
 
 from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
 from sim.cost.gpu import GpuSpec
+from sim.cost.measured_contention import MeasuredContention, load_contention
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
 from sim.suggest import nearest
@@ -43,7 +44,12 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class CurveProfile:
-    """A profile whose curves are all loaded; `curves` may hold a family (`gemm`) or a variant (`gemm/qkv`)."""
+    """A profile whose curves are all loaded; `curves` may hold a family (`gemm`) or a variant (`gemm/qkv`).
+
+    `composition`: whole steps against the sum of operators; `contention`: measured slowdowns side by side (None: the
+    analytic guess). `jitter_sd`: sd of the logarithm of a step's time between repeats (kernel times of public tables
+    vary by 0.9-1.1 %).
+    """
 
     name: str
     gpu: GpuSpec
@@ -51,6 +57,7 @@ class CurveProfile:
     curves: Mapping[str, Curve]
     host: HostTerms
     energy: EnergyTerms
+    contention: MeasuredContention | None = None
 
     def curve(self, operator: str) -> Curve:
         """The curve of an operator, by full name or by family."""
@@ -138,7 +145,8 @@ class CurveEntry:
 
 @dataclass(frozen=True)
 class FolderSchema:
-    """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms.
+    """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
+    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`.
 
     Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
     optionally `coverage` (a sentence) and `extrapolation` (raise, flag or clip; default flag). Everything under
@@ -150,10 +158,12 @@ class FolderSchema:
     curves: tuple[CurveEntry, ...]
     host: Mapping[str, Any]
     energy: Mapping[str, Any]
+    contention: Mapping[str, Any]
 
 
 SCHEMA_VERSION = 1
-FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "about")
+FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "contention", "about")
+CONTENTION_KEYS = ("file", "label", "coverage")
 CURVE_KEYS = ("operator", "form", "file", "label", "coverage", "extrapolation")
 
 
@@ -175,7 +185,13 @@ def read_schema(folder: Path) -> FolderSchema:
         if not data.get(key):
             raise SimctlError(f"{path}: key '{key}' is missing.")
     entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
-    return FolderSchema(data["name"], data["gpu"], entries, data.get("host") or {}, data.get("energy") or {})
+    contention = data.get("contention") or {}
+    _known(contention, CONTENTION_KEYS, f"{path}, contention")
+    for key in ("file", "label"):
+        if contention and not isinstance(contention.get(key), str):
+            raise SimctlError(f"{path}, contention: key '{key}' is missing or no text.")
+    host, energy = data.get("host") or {}, data.get("energy") or {}
+    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention)
 
 
 def _entry(row: Any, where: str) -> CurveEntry:
@@ -220,8 +236,11 @@ def _roofline_form(path: Path, entry: CurveEntry, gpu: GpuSpec) -> Curve:
     )
 
 
-# form -> loader of (file, entry, GPU); measured tables register here
-FORMS: dict[str, Callable[[Path, CurveEntry, GpuSpec], Curve]] = {"roofline": _roofline_form}
+# form -> loader of (file, entry, GPU)
+FORMS: dict[str, Callable[[Path, CurveEntry, GpuSpec], Curve]] = {
+    "roofline": _roofline_form,
+    "measured": load_curve,
+}
 
 
 def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
@@ -239,6 +258,7 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
             raise SimctlError(f"{folder / 'profile.yaml'}: curve file '{entry.file}' does not exist.")
         curves[entry.operator] = FORMS[entry.form](path, entry, gpu)
     where = str(folder / "profile.yaml")
+    composition, contention = _step_terms(folder, schema.steps)
     return CurveProfile(
         name=schema.name,
         gpu=gpu,
@@ -246,7 +266,14 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         curves=curves,
         host=_overlay(base.host, schema.host, f"{where}, host"),
         energy=_overlay(base.energy, schema.energy, f"{where}, energy"),
+        contention=_contention(folder, schema.contention, gpu),
     )
+
+
+def _contention(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> MeasuredContention | None:
+    if not entry:
+        return None
+    return load_contention(folder / entry["file"], gpu, entry["label"], entry.get("coverage", ""))
 
 
 def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:
@@ -259,7 +286,7 @@ def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:
 
 def builtin_folders() -> dict[str, Path]:
     """Profile folders that travel with the package, by name."""
-    root = Path(str(files("sim").joinpath("data/profiles")))
+    root = Path(str(files("calib").joinpath("profiles")))
     return {path.parent.name: path.parent for path in sorted(root.glob("*/profile.yaml"))}
 
 
