@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
+from calib.models import MODELS
 from calib.report.data import Profile, looked_up, single_chunks
 from calib.report.scaling import even
 from calib.report.svg import Axis, Level, Series, chart
 from calib.report.text import Section, number, percent, ratio, table, us
 
+DRAWN = (1, 8, 32, 64, 128, 256)  # batches in the picture
 BOTH = ("fa2", "fa3")
+LARGE = 512
 SHOWN_H = (0, 2048, 8192, 32768)
 NEAR = 0.01  # a skewed batch is compared with an even one whose mean context differs by no more
-MEANINGFUL_S = 20e-6
+TILE = 128  # query rows that one block of FA3 works on
 
 
 def prefill(profile: Profile) -> Section | None:
@@ -23,13 +26,13 @@ def prefill(profile: Profile) -> Section | None:
     if not set(BOTH) <= set(wide.columns) or (both := wide.dropna(subset=list(BOTH))).empty:
         return None
     faster = both.fa3 / both.fa2
-    large = faster[faster.index.get_level_values("q") >= 512]
+    large = faster[faster.index.get_level_values("q") >= LARGE]
     slower = faster[faster > 1.0]
     lead = (
-        f"FA3 is the faster prefill attention from 512-token chunks on (FA3 / FA2 {ratio(large.min())} to "
+        f"FA3 is the faster prefill attention from {LARGE}-token chunks on (FA3 / FA2 {ratio(large.min())} to "
         f"{ratio(large.max())}, n = {len(large)} shapes) and up to {ratio(faster.max())} times slower for few "
         f"tokens on a long history ({len(slower)} of {len(faster)} shapes)."
-        if len(large)
+        if len(large) and large.max() < 1.0
         else f"FA3 takes {ratio(faster.min())} to {ratio(faster.max())} of FA2's time (n = {len(faster)})."
     )
     chunks = sorted({q for q, _ in both.index})
@@ -41,11 +44,23 @@ def prefill(profile: Profile) -> Section | None:
     head = ("chunk", *(f"FA3 / FA2, history {h}" for h in SHOWN_H), "FA2 µs, history 0", "FA3 µs, history 0")
     fa3 = whole[whole.attention == "fa3"]
     rate = (fa3.flops / fa3.time_s).max() / 1e12
-    note = (
-        f"Whole GPU, one chunk, n = 1 row a cell (10–40 replays). FA3's best rate is {number(rate)} TFLOP/s. "
-        "For a chunk under one tile FA3 walks the history on too few blocks, FA2 splits it over the SMs."
-    )
+    note = f"Whole GPU, one chunk, n = 1 row a cell. FA3's best rate is {number(rate)} TFLOP/s."
+    note += _merges(profile)
     return Section("Prefill attention: FA2 against FA3", lead, [table(head, rows), note])
+
+
+def _merges(profile: Profile) -> str:
+    """Whether the recorded launches merge partial results of a split history, by back end."""
+    found = profile.tables.get("kernels", pd.DataFrame())
+    if "kernel" not in found or "attention" not in found:
+        return ""
+    merging = set(found.attention[found.kernel.str.contains("Merge", na=False)])
+    if merging != {"fa2"} or "fa3" not in set(found.attention):
+        return ""
+    return (
+        " Some of FA2's recorded launches end with a kernel that merges partial results, so it spreads a history "
+        "over blocks; none of FA3's do, which fits its slow few-token chunks."
+    )
 
 
 def missing_sms(profile: Profile) -> Section | None:
@@ -91,7 +106,7 @@ def missing_sms(profile: Profile) -> Section | None:
     body += [
         table(("back end", "chunk", f"time on {near} / on {total}", "least", "most", "n histories"), rows)
     ]
-    body += _grids(profile)
+    body += _grids(profile, near)
     picture = chart(
         f"Prefill attention on {near} SMs over {total} SMs",
         Axis("chunk, tokens", 2),
@@ -104,7 +119,7 @@ def missing_sms(profile: Profile) -> Section | None:
     )
 
 
-def _grids(profile: Profile) -> list[str]:
+def _grids(profile: Profile, near: int) -> list[str]:
     found = profile.tables.get("kernels", pd.DataFrame())
     if "grid" not in found or "attention" not in found:
         return []
@@ -114,12 +129,19 @@ def _grids(profile: Profile) -> list[str]:
     same = fa3[fa3.grid == f"{profile.sms}x1x1"]
     if len(same) < len(fa3):
         return []
+    heads = MODELS[str(profile.run.get("model"))].heads if profile.run.get("model") in MODELS else 0
+    fits = (
+        f" Chunks of up to {near * TILE // heads} tokens make at most {near} tiles of {TILE} rows and one of "
+        f"{heads} heads, so {near} SMs hold every block with work: that is where the step begins in the table."
+        if heads
+        else ""
+    )
     return [
         f"In all {len(fa3)} shapes whose launch was recorded FA3 starts a grid of {profile.sms} persistent blocks, "
         f"one an SM of the device ({fa3.smem_bytes.max() / 1024:.0f} KiB of shared memory each, so two do not fit "
         "on an SM): its plan deals equal work to as many blocks as the device has SMs. On a smaller partition the "
         "blocks that found no SM start when the first are done, a second wave with the rest of the card idle. "
-        "FA2's grid follows the work, so it only loses in proportion."
+        f"FA2's grid follows the work.{fits}"
     ]
 
 
@@ -135,9 +157,10 @@ def decode(profile: Profile) -> Section | None:
     near = balanced[balanced.rate >= 0.9 * peak]
     lead = (
         f"Decode attention reads up to {number(peak)} TB/s and 90 % of that from "
-        f"{near.context_sum.min() / 1024:.0f}k tokens in the batch on (n = {len(balanced)} even batches), but a "
-        "single long context holds the whole batch up."
+        f"{near.context_sum.min() / 1024:.0f}k tokens in the batch on (n = {len(balanced)} even batches)"
     )
+    skew, worst = _skew(whole)
+    lead += f"; one context that is longer than the mean makes the batch {worst}." if worst else "."
     batches = sorted(balanced.decode_batch.unique())
     contexts = sorted(balanced.context_mean.unique())
     rates = {(r.decode_batch, r.context_mean): float(r.rate) for r in balanced.itertuples()}
@@ -146,7 +169,7 @@ def decode(profile: Profile) -> Section | None:
     ]
     body = ["![Decode attention bandwidth](IMG/decode-attention.svg)"]
     body += ["TB/s by batch (rows) and context (columns), n = 1 row a cell:"]
-    body += [table(("batch", *(f"{c:.0f}" for c in contexts)), cells), *_skew(whole)]
+    body += [table(("batch", *(f"{c:.0f}" for c in contexts)), cells), *skew]
     picture = chart(
         f"Decode attention on {profile.sms} SMs",
         Axis("tokens in the batch's cache", 2),
@@ -159,14 +182,14 @@ def decode(profile: Profile) -> Section | None:
                     for r in balanced[balanced.decode_batch == b].sort_values("context_sum").itertuples()
                 ],
             )
-            for b in batches
-            if b in (1, 8, 32, 64, 128, 256)
+            for b in [b for b in batches if b in DRAWN] or batches[: len(DRAWN)]
         ],
     )
     return Section("Decode attention: bandwidth and skew", lead, body, {"decode-attention": picture})
 
 
-def _skew(whole: pd.DataFrame) -> list[str]:
+def _skew(whole: pd.DataFrame) -> tuple[list[str], str]:
+    """(blocks, the largest effect in words) of batches with one long context."""
     times = looked_up(even(whole), ("decode_batch", "context_mean"))
     cells: dict[tuple[int, int], dict[int, float]] = {}
     for r in whole[whole.decode_contexts.notna()].itertuples():
@@ -180,14 +203,17 @@ def _skew(whole: pd.DataFrame) -> list[str]:
             skew = round(r.context_max / mean)
             cells.setdefault((int(r.decode_batch), int(mean)), {})[skew] = r.time_s / time
     if not cells:
-        return []
+        return [], ""
     skews = sorted({s for of in cells.values() for s in of})
     rows = [
         (f"{b} × {mean}", us(times[(b, mean)]), *(ratio(of[s]) if s in of else "–" for s in skews))
         for (b, mean), of in sorted(cells.items())
     ]
-    return [
+    value, s, (b, mean) = max((of[s], s, key) for key, of in cells.items() for s in of)
+    worst = f"up to {ratio(value)} times slower ({b} × {mean} tokens, longest {s} × the mean)"
+    blocks = [
         "One context longer than the mean, the others shorter, same total: time over that of the even batch "
         "(n = 1 row a cell).",
         table(("batch × mean context", "even, µs", *(f"longest {s} × mean" for s in skews)), rows),
     ]
+    return blocks, worst

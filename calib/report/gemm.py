@@ -28,9 +28,9 @@ def staircase(profile: Profile) -> Section | None:
     pairs = sum(len(rows) - 1 for _, rows in roles)
     lead = (
         f"GEMM time rises in steps and is not monotone in tokens: in {len(drops)} of {pairs} neighbouring pairs "
-        f"of m the larger m is at least {percent(1 - DROP)} faster, because the library picks another kernel."
+        f"of m the larger m is at least {percent(1 - DROP)} faster (the library picks its kernel by shape)."
     )
-    body = ["![GEMM time against tokens](IMG/gemm.svg)"]
+    body = ["![GEMM rate against tokens](IMG/gemm.svg)"]
     if edges := _edges(roles):
         body += ["Time of m + 1 over time of m at tile edges (n = 1 pair a cell):", edges]
     if drops:
@@ -43,13 +43,13 @@ def staircase(profile: Profile) -> Section | None:
         body += [f"The {len(rows)} largest drops:", table(head, rows)]
     body += ["Best rates on the whole GPU:", _rates(roles)]
     lines = [
-        Series(role, [(float(r.m), float(r.time_s) * 1e6) for r in rows.itertuples() if r.m <= FINE])
+        Series(role, [(float(r.m), r.flops / r.time_s / 1e12) for r in rows.itertuples() if r.m <= FINE])
         for role, rows in roles
     ]
     picture = chart(
-        f"Linear layers on {profile.sms} SMs",
+        f"Linear layers on {profile.sms} SMs: rate against tokens",
         Axis("tokens m", low=0, high=float(FINE)),
-        Axis("µs", 10),
+        Axis("TFLOP/s", low=0),
         lines,
     )
     return Section("The GEMM staircase", lead, body, {"gemm": picture})

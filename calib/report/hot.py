@@ -61,24 +61,25 @@ def hot(profile: Profile) -> Section | None:
     top = float(profile.run["gpu"].get("max_sm_mhz", float("nan")))
     lead = f"In runs of {found.elapsed_s.max():.0f} s without a pause {'; '.join(facts)}."
     head = ("run", "windows", "ms, first s", "ms, last 10 s", "change", "p5–p95 of last 10 s", "MHz, first s")
-    head += ("MHz, last 10 s", "W, last 10 s", "time constant of time", "of power")
+    head += ("MHz, last 10 s", "W, last 10 s", "time × clock, r", "time constant of time", "of power")
     note = (
         "A window is about a quarter of a second of replays; clock and power are one NVML reading each. Power "
-        "readings lag and are averaged by the driver, so their time constant is an upper bound. A time constant is "
-        f"given only where an exponential explains {percent(EXPLAINED)} of the variance. Runs started in the order "
-        "of the table's measurement, the card warm from the run before."
+        "readings lag and are averaged by the driver, so their time constant is an upper bound. *r* is of log "
+        "time and log clock over the windows of a run: at −1 the clock explains each window, near 0 a single reading "
+        "of it does not. A time constant is "
+        f"given only where an exponential explains {percent(EXPLAINED)} of the variance."
     )
     pictures = {
         "hot": chart(
             "Long runs: step time and SM clock",
             Axis("seconds since the start", low=0),
-            Axis("share", low=0.6),
+            Axis("share", low=0.5),
             [
                 series
                 for name, of in runs
                 for series in (
-                    Series(f"{name}: time / median of first second", _relative(of)),
-                    Series(f"{name}: clock / {top:.0f} MHz", _clock(of, top)),
+                    Series(f"{name}: time / median of first second", _relative(of), False),
+                    Series(f"{name}: clock / {top:.0f} MHz", _clock(of, top), False),
                 )
             ],
         )
@@ -116,6 +117,7 @@ def _row(name: str, of: pd.DataFrame) -> tuple[tuple[str, ...], str]:
         tokens(early.sm_mhz.mean()),
         tokens(late.sm_mhz.mean()),
         tokens(late.power_w.mean()),
+        _correlation(of),
         _constant(time),
         _constant(power),
     )
@@ -124,6 +126,14 @@ def _row(name: str, of: pd.DataFrame) -> tuple[tuple[str, ...], str]:
         f"{change * 100:+.1f} % after the first second"
     )
     return cells, fact
+
+
+def _correlation(of: pd.DataFrame) -> str:
+    """Pearson's r of log time and log clock over the windows of a run."""
+    known = of[of.sm_mhz.notna()]
+    if len(known) < 5 or known.sm_mhz.nunique() < 2 or known.time_s.nunique() < 2:
+        return "–"
+    return f"{np.corrcoef(np.log(known.time_s), np.log(known.sm_mhz))[0, 1]:.2f}"
 
 
 def _constant(found: Settling | None) -> str:

@@ -13,6 +13,7 @@ from calib.report.text import Section, interquartile, number, percent, ratio, si
 REACHED = 0.95  # of the bandwidth on the whole GPU
 SHOWN_SIZES = (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 DECODE_ROWS = 64
+PREFILL_ROWS = 1024
 KNEE_SIZES = 8  # fewer sizes place no knee
 KNEE_BYTES = 64 << 20  # smaller work stays in L2 or ends before the memory is busy
 
@@ -34,13 +35,14 @@ def subjects(profile: Profile) -> list[Subject]:
     """The best covered large shape of each operator."""
     gemm = profile.timed("gemm")
     attention = profile.timed("prefill_attention")
+    long = attention[attention.m >= PREFILL_ROWS]
     gate = gemm[gemm.label == "gate_up"]
     candidates = [
-        ("GEMM gate_up", gate[gate.m > 512]),
+        ("GEMM gate_up", gate[gate.m >= PREFILL_ROWS]),
         ("decode GEMM gate_up", gate[gate.m <= DECODE_ROWS]),
         ("LM head", profile.timed("lm_head")),
-        ("prefill attention FA3", attention[attention.attention == "fa3"]),
-        ("prefill attention FA2", attention[attention.attention == "fa2"]),
+        ("prefill attention FA3", long[long.attention == "fa3"]),
+        ("prefill attention FA2", long[long.attention == "fa2"]),
         ("decode attention", even(profile.timed("decode_attention"))),
         ("streaming read", profile.timed("stream_read")),
         *((name, profile.timed(name)) for name in ("norm", "rope", "activation", "kv_write")),
@@ -72,11 +74,13 @@ def scaling(profile: Profile) -> Section | None:
     if not found:
         return None
     total = profile.sms
-    lead = (
-        f"No operator follows 1/SMs: compute-bound ones come near it, memory-bound ones lose little until about a "
-        f"third of the {total} SMs is left, and FA3 prefill attention jumps as soon as any SM is missing."
-    )
     against = [(s, s.against(total)) for s in found]
+    half, at_half = _at_half(against, total)
+    lead = (
+        f"With {half} of {total} SMs an operator takes between {ratio(min(at_half.values()))} and "
+        f"{ratio(max(at_half.values()))} times as long (in proportion: {ratio(total / half)}): "
+        f"{', '.join(f'{name} {ratio(value)}' for name, value in sorted(at_half.items(), key=lambda i: i[1]))}."
+    )
     sizes = [n for n in SHOWN_SIZES if n < total]
     rows = [
         (
@@ -95,11 +99,12 @@ def scaling(profile: Profile) -> Section | None:
         f"Time on some SMs over time on all {total}",
         Axis("SMs", 2, low=4, high=float(total)),
         Axis("time / time on all SMs", 2),
-        [Series(s.name, [(float(n), t) for n, t in sorted(times.items()) if n >= 4]) for s, times in drawn],
+        [Series(s.name, [(float(n), t) for n, t in sorted(times.items()) if n >= 4]) for s, times in drawn]
+        + [Series("in proportion", [(4.0, total / 4), (float(total), 1.0)])],
     )
     note = (
         "One shape an operator: the largest of those that were measured on (nearly) the most partition sizes, "
-        "10 to 40 replays each, each point alone on a card that was not heated before."
+        "10 to 40 replays each, each point alone, for some tens of milliseconds."
     )
     return Section(
         "Time against SMs",
@@ -109,16 +114,23 @@ def scaling(profile: Profile) -> Section | None:
     )
 
 
-def knee_of(rows: pd.DataFrame, whole: int) -> tuple[float, float]:
+def _at_half(against: list[tuple[Subject, dict[int, float]]], total: int) -> tuple[int, dict[str, float]]:
+    """The size that most operators have nearest to half of the SMs, and their times on it."""
+    sizes = [n for _, times in against for n in times if n < total]
+    half = min(set(sizes), key=lambda n: (-sizes.count(n), abs(n - total / 2), n))
+    return half, {s.name.split(",")[0]: times[half] for s, times in against if half in times}
+
+
+def knee_of(rows: pd.DataFrame, whole: int) -> tuple[float, float, float]:
     """(smallest measured size that reaches 95 % of the bandwidth on the whole GPU, smallest from which every
-    measured size does); rows of one shape."""
+    measured size does, least share of that bandwidth from the first on); rows of one shape."""
     ordered = rows.sort_values("sms")
     best = float(ordered.loc[ordered.sms == whole, "time_s"].iloc[0])
     reached = ordered.time_s <= best / REACHED
     first = float(ordered.sms[reached].min())
     short = ordered.sms[~reached]
     after = ordered.sms[ordered.sms > (short.max() if len(short) else -1)]
-    return first, float(after.min())
+    return first, float(after.min()), float((best / ordered.time_s[ordered.sms >= first]).min())
 
 
 def knee(profile: Profile) -> Section | None:
@@ -141,7 +153,7 @@ def knee(profile: Profile) -> Section | None:
             if total in set(r.sms) and len(r) >= KNEE_SIZES
         ]
         for shape in sorted(shapes, key=lambda r: -float(r.bytes.iloc[0]))[:5]:
-            first, steady = knee_of(shape, total)
+            first, steady, dip = knee_of(shape, total)
             best = float((shape.bytes / shape.time_s).max())
             at_all = float((shape.bytes / shape.time_s)[shape.sms == total].iloc[0])
             rows.append(
@@ -152,6 +164,7 @@ def knee(profile: Profile) -> Section | None:
                     tokens(first),
                     percent(first / total),
                     tokens(steady),
+                    percent(dip),
                     len(shape),
                 )
             )
@@ -171,12 +184,23 @@ def knee(profile: Profile) -> Section | None:
         f"95 % of the whole GPU's bandwidth is first reached with this many of {total} SMs: "
         f"{'; '.join(spans)} (A100 memcpy in Bullet's Fig. 8: about 30 of 108, 28 %)."
     )
-    head = ("operator", f"TB/s on {total}", "best TB/s", "first at SMs", "share", "held from SMs", "sizes")
+    head = (
+        "operator",
+        f"TB/s on {total}",
+        "best TB/s",
+        "first at SMs",
+        "share",
+        "held from SMs",
+        "least between",
+        "sizes",
+    )
     note = (
         "Bytes are what the operator must move at least (weights or keys and values once, plus inputs and outputs); "
         "only shapes of 64 MiB and more, which cannot stay in L2. The curve is not monotone, so two sizes are given: "
-        "the first that reaches 95 %, and the one from which every larger measured size does. Where those differ, "
-        "the gap is a dip of a few per cent, not a lack of SMs."
+        "the first that reaches 95 %, and the one from which every larger measured size does; *least between* is the "
+        "least share of the whole GPU's bandwidth at any measured size from the first on. Decode attention and GEMMs "
+        "are planned for the whole GPU also on a partition, so uneven waves are part of their curves; the sizes that "
+        "were measured (last column) limit how finely a knee is placed."
     )
     picture = chart(
         "Bandwidth against SMs",

@@ -42,10 +42,10 @@ def _facts(profile: Profile) -> str:
         (
             "Protocol",
             f"{protocol.get('name')}: CUDA graphs of at least {us(protocol.get('replay_s', 0))} µs, "
-            f"{number(protocol.get('warm_s', 0) * 1e3)} ms warm-up, "
+            f"{protocol.get('warm_s', 0) * 1e3:.3g} ms warm-up, "
             f"{protocol.get('least')} to {protocol.get('most')} replays in about "
-            f"{number(protocol.get('window_s', 0) * 1e3)} ms a point; side by side "
-            f"{number(protocol.get('corun_s', 0) * 1e3)} ms, whole overlapping iterations only",
+            f"{protocol.get('window_s', 0) * 1e3:.3g} ms a point; side by side "
+            f"{protocol.get('corun_s', 0) * 1e3:.3g} ms, whole overlapping iterations only",
         ),
         (
             "Partitions",
@@ -53,7 +53,7 @@ def _facts(profile: Profile) -> str:
             f"{bench.get('alignment_sms')}; libraries plan for the {bench.get('library_sm_count')}",
         ),
     ]
-    return table(("", "as found"), facts)
+    return table(("", "as found"), facts, words=2)
 
 
 def _sweeps(profile: Profile) -> str:
@@ -75,7 +75,8 @@ def _sweeps(profile: Profile) -> str:
     head = ("sweep", "points of plan", "rows", "skipped", "samples a row", "spread", "throttled")
     note = (
         "Samples a row and spread are medians over rows; the spread is the interquartile range over the median. "
-        "A row counts as throttled if NVML named a reason (power limit) when it was read once, during the point."
+        "A row counts as throttled if NVML named a reason (power limit) when it was read once, during the point. "
+        "Rows of points that a later plan no longer holds are kept, so a sweep can have more rows than planned points."
     )
     return f"{table(head, rows)}\n\n{note}"
 
@@ -89,10 +90,10 @@ def _skipped(profile: Profile) -> list[str]:
         for reason, cases in refused.groupby("skip"):
             where = ", ".join(f"{sms:.0f}" for sms in sorted(cases.sms.unique()))
             short = str(reason) if len(str(reason)) <= LONGEST_REASON else f"{str(reason)[:LONGEST_REASON]}…"
-            rows.append((name, len(cases), where, f"`{short}`".replace("|", "/")))
+            rows.append((f"`{short.replace('`', '')}`".replace("|", "/"), name, where, len(cases)))
     if not rows:
         return []
-    return ["Points that gave no time:", table(("sweep", "points", "on SMs", "reason"), rows)]
+    return ["Points that gave no time:", table(("reason", "sweep", "on SMs", "points"), rows, words=3)]
 
 
 def errors(profile: Profile) -> Section | None:
@@ -105,16 +106,15 @@ def errors(profile: Profile) -> Section | None:
     )
     worst = float(found.error.max())
     lead = (
-        f"The kernels that are timed compute the right thing: the largest relative error against float32 is "
-        f"{number(worst * 100, 2)} % (n = {len(found)} kernels)."
+        f"The largest relative error of a timed kernel against float32 is {number(worst * 100, 2)} % "
+        f"(n = {len(found)} kernels on small random inputs)."
     )
+    head = ("kernel", "variants", "largest error")
     rows = [
         (kind, ", ".join(sorted(filter(None, cases.label.unique()))) or "–", f"{cases.error.max():.1e}")
         for kind, cases in found.groupby("kind")
     ]
-    return Section(
-        "Numbers the kernels compute", lead, [table(("kernel", "variants", "largest error"), rows)]
-    )
+    return Section("Numbers the kernels compute", lead, [table(head, rows, words=2)])
 
 
 def partitions(profile: Profile) -> Section | None:
@@ -130,16 +130,16 @@ def partitions(profile: Profile) -> Section | None:
         f"a split shared {shared} SMs."
     )
     rows = [
-        (p["partition"], p["sms"], len(set(p["seen"])), total - p["sms"], p["shared"], _ranges(p["seen"]))
+        (p["partition"], _ranges(p["seen"]), p["sms"], len(set(p["seen"])), total - p["sms"], p["shared"])
         for p in proofs
     ]
     head = (
         "split",
+        "ids that a kernel on side A saw (%smid)",
         "promised",
         "seen",
         "left to side B",
         "shared",
-        "ids that a kernel on side A saw (%smid)",
     )
     nested = all(set(a["seen"]) <= set(b["seen"]) for a, b in pairwise(proofs))
     whole = next((p for p in profile.run["partitions"] if p.get("partition") == "all"), None)
@@ -154,7 +154,7 @@ def partitions(profile: Profile) -> Section | None:
     skipped = [p for p in profile.run["partitions"] if "skip" in p]
     if skipped:
         note.append(f"Refused by the driver: {', '.join(p['partition'] for p in skipped)}.")
-    return Section("Proof of the partitions by SM ids", lead, [table(head, rows), " ".join(note)])
+    return Section("Proof of the partitions by SM ids", lead, [table(head, rows, words=2), " ".join(note)])
 
 
 def _ranges(ids: list[int]) -> str:

@@ -13,7 +13,6 @@ from calib.report.scaling import described, even
 from calib.report.svg import Axis, Level, Series, chart
 from calib.report.text import Section, ms, ratio, spread_of, table, tokens
 
-KEYS = ("point", "kind", "attention")
 BOUND = 1.05  # an eager step this much longer than its graph waits for the host
 LINEAR = ("qkv", "o", "gate_up", "down")
 
@@ -25,11 +24,12 @@ def launches(profile: Profile) -> Section | None:
         return None
     graph = found[found.launch == "graph"].set_index("point")
     eager = found[found.launch == "eager"].set_index("point")
-    both = graph.join(eager[["time_s", "host_s"]], rsuffix="_eager", how="inner")
+    other = eager[["time_s", "host_s"]].add_suffix("_eager")
+    both = graph.join(other, how="inner")
     if both.empty:
         return None
     both["ratio"] = both.time_s_eager / both.time_s
-    floor = float(both.host_s_eager.min()) if "host_s_eager" in both else float(eager.host_s.min())
+    floor = float(both.host_s_eager.min())
     slow = both[both.ratio > BOUND]
     lead = (
         f"Launching a step eagerly costs at least {ms(floor)} ms of host time, so eager is slower than a graph "
@@ -105,9 +105,10 @@ def composition(profile: Profile) -> Section | None:
         body += ["Prefill steps (32 layers and the head back to back, so hot) one by one:", _each(prefill)]
     body.append(
         "Parts: four GEMMs, attention, two norms, RoPE, KV write and activation a layer; LM head a step. Only "
-        "shapes whose every part was measured on the same SMs; each part was timed in milliseconds on a cool "
-        "card near its top clock. What is above 1 is therefore mostly the lower clock of long work, not a cost "
-        "of composing; what is below 1 is activations that the next kernel still finds in L2."
+        "shapes whose every part was measured on the same SMs; each part was timed for some tens of "
+        "milliseconds. Activations that the next kernel still finds in L2 make the whole shorter than the sum; "
+        "the lower clock of long work on a hot card, and what passes between unlike kernels, make it longer. "
+        "These rows do not tell the last two apart (the clock is one reading a row)."
     )
     clouds = [
         Series(name, [(float(r.time_s) * 1e3, float(r.ratio)) for r in of.itertuples()], joined=False)

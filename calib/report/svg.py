@@ -8,9 +8,9 @@ from html import escape
 from math import ceil, floor, log2, log10
 
 WIDTH, HEIGHT = 720, 380
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 34, 44
 LEGEND_LINE = 16
-LETTER = 6.3  # pixels of one character of a legend
+LETTER = 7.2  # pixels of one character of a legend
 # Okabe and Ito's palette, without its yellow: told apart on white with every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A4B9E")
 
@@ -101,9 +101,9 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], levels: Sequen
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
         *_axes(across, up, height, top),
-        *_levels(levels, up),
         *_legend(rows),
         *(_drawn(s, COLOURS[i % len(COLOURS)], across, up) for i, s in enumerate(shown)),
+        *_levels(levels, up),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -141,7 +141,8 @@ def _levels(levels: Sequence[Level], up: _Scale) -> list[str]:
         at = up(level.y)
         made.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#222" stroke-dasharray="5 4"/>')
         made.append(
-            f'<text x="{WIDTH - RIGHT - 4}" y="{at - 4:.1f}" text-anchor="end">{escape(level.note)}</text>'
+            f'<text x="{WIDTH - RIGHT - 4}" y="{at - 5:.1f}" text-anchor="end" stroke="#fff" '
+            f'stroke-width="4" paint-order="stroke">{escape(level.note)}</text>'
         )
     return made
 
@@ -173,10 +174,12 @@ def _legend(rows: Sequence[Sequence[tuple[int, int, str]]]) -> list[str]:
 
 def _drawn(series: Series, colour: str, across: _Scale, up: _Scale) -> str:
     places = [(across(a), up(b)) for a, b in series.points]
-    dots = "".join(f"M{a:.1f} {b:.1f}h0" for a, b in places)
+    if not series.joined:
+        places = sorted({(round(a), round(b)) for a, b in places})
+    dots = "".join(f"M{a:.4g} {b:.4g}h0" for a, b in places)
     cloud = "" if series.joined else ' stroke-opacity=".6"'
     made = f'<path d="{dots}" stroke="{colour}" stroke-width="5" stroke-linecap="round" fill="none"{cloud}/>'
     if series.joined and len(places) > 1:
-        line = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
+        line = "M" + "L".join(f"{a:.4g} {b:.4g}" for a, b in places)
         made += f'\n<path d="{line}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
     return made

@@ -19,9 +19,9 @@ class Section:
     pictures: Mapping[str, str] = field(default_factory=dict)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; columns after the first are aligned right."""
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
+    """A Markdown table; columns after the first `words` are aligned right."""
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * words + " ---: |" * (len(head) - words)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
 
@@ -66,8 +66,8 @@ def size(count: float) -> str:
     """Bytes in binary units."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= 0.999 * scale:
-            return f"{number(count / scale, 3)} {unit}"
-    return f"{number(count / 1024)} KiB"
+            return f"{count / scale:.3g} {unit}"
+    return f"{count / 1024:.3g} KiB"
 
 
 def spread_of(values: pd.Series) -> list[str]:
