@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -14,7 +14,7 @@ from sim.cost.shapes import Floats, Ints
 from sim.errors import SimctlError
 
 # raw value -> coordinate in which a table is piecewise linear; the logs keep a doubling equally long everywhere
-SCALES = {
+SCALES: dict[str, Callable[[Any], Floats]] = {
     "linear": lambda x: np.asarray(x, dtype=np.float64),
     "log2": lambda x: np.log2(np.maximum(np.asarray(x, dtype=np.float64), 1e-9)),
     # histories start at 0 and matter in units of about a tile
