@@ -64,7 +64,9 @@ def fit_composition(steps: Steps, shares: Floats, model_layers: int, whole_sms: 
 def _table(steps: Steps, values: Floats, smooth: Smoothness, weights: Floats) -> Grid:
     tokens = steps.tokens
     inside = [t for t in LAYER_TOKENS if tokens.min() <= t <= tokens.max()] if len(steps) else []
-    knots = sorted({*map(float, inside), *((float(tokens.min()), float(tokens.max())) if len(steps) else (1.0,))})
+    knots = sorted(
+        {*map(float, inside), *((float(tokens.min()), float(tokens.max())) if len(steps) else (1.0,))}
+    )
     sms = sorted({float(s) for s in steps.sms}) or [1.0]
     axes = (Axis("tokens", tuple(knots)), Axis("sms", tuple(sms)))
     return fit_grid(axes, (tokens, steps.sms), values, smooth, weights=weights)

@@ -118,7 +118,9 @@ def fit_form(points: Points, gpu: GpuSpec, kind: str = "waves", start: Form | No
         bounds = {name: bound for name, bound in bounds.items() if name not in fixed}
 
     def error(terms: Mapping[str, float]) -> Floats:
-        predicted = form_seconds(form_of(gpu, "blocks" if kind in KERNELS else kind, {**fixed, **terms}, "measured"), sample)
+        predicted = form_seconds(
+            form_of(gpu, "blocks" if kind in KERNELS else kind, {**fixed, **terms}, "measured"), sample
+        )
         return np.asarray(np.log(predicted) - logs)
 
     fitted = fit(error, bounds, start.terms if start else None, reject=start is None)

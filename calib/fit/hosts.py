@@ -47,7 +47,10 @@ def fit_host(run: Path, layers: int) -> dict[str, Any]:
     if (eager := eager_layer_s(run, layers)) is not None:
         found |= {"eager_base_s": middle("plan_prefill"), "eager_layer_s": eager}
     rounded = {name: float(f"{value:.4g}") for name, value in found.items()}
-    return {**rounded, "label": "fitted from the host sweep of a bare loop; an engine's scheduler is not in it"}
+    return {
+        **rounded,
+        "label": "fitted from the host sweep of a bare loop; an engine's scheduler is not in it",
+    }
 
 
 def eager_layer_s(run: Path, layers: int) -> float | None:

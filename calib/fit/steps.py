@@ -59,7 +59,9 @@ def launch_of(row: Mapping[str, Any], layers: int, prefix: str = "") -> Launch:
     chunks = tuple(
         zip(numbers(row.get(f"{prefix}q_tokens")), numbers(row.get(f"{prefix}history_tokens")), strict=True)
     )
-    batch, total, most = (_whole(row, f"{prefix}{name}") for name in ("decode_batch", "context_sum", "context_max"))
+    batch, total, most = (
+        _whole(row, f"{prefix}{name}") for name in ("decode_batch", "context_sum", "context_max")
+    )
     bare = str(row[f"{prefix}kind"]).endswith("_layer")
     count = _whole(row, "layers") if not prefix else 1
     # layers in the middle of the model: neither embedding nor head
@@ -91,7 +93,7 @@ def steps_of(rows: pd.DataFrame, costs: Mapping[str, ProfiledCost]) -> Steps:
         cost = costs.get(str(row.get("attention")), costs[""])
         launch = launch_of(row, cost.model.layers)
         launches.append(launch)
-        summed.append(cost.operators_s(launch, int(row["sms"])))
+        summed.append(cost.solo(launch, int(row["sms"])).gpu_s)
     return Steps(
         tuple(str(row["kind"]) for row in records),
         tuple(launches),

@@ -57,6 +57,10 @@ class Curve(Protocol):
         """The part of a call's time that does not depend on how much it computes."""
         ...
 
+    def label_for(self, shape: Shape) -> str:
+        """The label of an answer for this shape: a measured curve extrapolates to constants that it has not seen."""
+        ...
+
 
 @dataclass(frozen=True)
 class HostTerms:

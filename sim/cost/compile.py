@@ -26,7 +26,6 @@ DEC_SHIFT = 6  # decode segments meet at multiples of 64 tokens of mean context
 PRE_SHIFT = 7  # history knots stand at multiples of 128 tokens
 EDGES = 256  # row-tile edges that get a knot on both sides; beyond, a tile is under 0.4 % of the chunk
 NOISE_LENGTH = 4096
-NOISE_SIGMA = 0.01  # kernel times of public tables: coefficient of variation 0.9-1.1 %
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,16 @@ def compile_prices(
 ) -> Prices:
     """Tables as numpy arrays (`compiled`) or as plain lists with the same numbers."""
     tables = _tables(_Key(cost.profile_hash, cost), limits)
-    prices = tables._replace(noise=noise(seed, replica) if jitter else np.ones(1))
+    drawn = noise(seed, replica, cost.profile.jitter_sd) if jitter else np.ones(1)
+    prices = tables._replace(noise=drawn)
     if compiled:
         return prices
     return Prices(*(field.tolist() if isinstance(field, np.ndarray) else field for field in prices))
 
 
-def noise(seed: int, replica: int) -> Floats:
-    """Log-normal factors of mean 1 for one replica, the same for the same seed."""
-    drawn = np.random.default_rng([seed, replica]).normal(-0.5 * NOISE_SIGMA**2, NOISE_SIGMA, NOISE_LENGTH)
+def noise(seed: int, replica: int, sigma: float) -> Floats:
+    """Log-normal factors of mean 1 and log sd `sigma` for one replica, the same for the same seed."""
+    drawn = np.random.default_rng([seed, replica]).normal(-0.5 * sigma**2, sigma, NOISE_LENGTH)
     return np.exp(drawn)
 
 
@@ -178,11 +178,13 @@ def _linear_tables(cost: ProfiledCost, limits: Limits, sms: int) -> tuple[Floats
     rows = grid_tokens(np.arange(limits.max_seqs + 1))
     head_grid = np.unique(rows)[1:]
     head = cost.linear("sequences", head_grid, sms)
+    factor = cost.chunked_factor(grid, sms)
+    gaps = cost.model.layers * cost.gap_s(grid, sms)
     return (
-        _stairs(grid, timing.seconds, graph),
-        _stairs(grid, timing.seconds, eager),
+        _stairs(grid, timing.seconds + gaps, graph),
+        _stairs(grid, timing.seconds * factor, eager),
         _stairs(grid, timing.sm_s, graph),
-        _stairs(grid, timing.sm_s, eager),
+        _stairs(grid, timing.sm_s * factor, eager),
         _stairs(head_grid, head.seconds, rows),
         _stairs(head_grid, head.sm_s, rows),
     )

@@ -207,7 +207,8 @@ def curve_from_data(
         return MeasuredCurve(
             form=form,
             tables={
-                tuple(one["constants"]): Grid.from_data(one["grid"], f"{where}, tables") for one in data["tables"]
+                tuple(one["constants"]): Grid.from_data(one["grid"], f"{where}, tables")
+                for one in data["tables"]
             },
             label=label,
             coverage=coverage,

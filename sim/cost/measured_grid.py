@@ -111,9 +111,7 @@ class Grid:
             raise SimctlError(f"{where}: table is not readable: {error}.") from error
 
 
-def stencil(
-    axes: Sequence[Axis], points: Sequence[Any], onward: bool = False
-) -> tuple[Ints, Floats, Floats]:
+def stencil(axes: Sequence[Axis], points: Sequence[Any], onward: bool = False) -> tuple[Ints, Floats, Floats]:
     """Flat indices and weights (2^axes, points) of the corners around each point, and distances off the grid."""
     flat = [np.ravel(p) for p in np.broadcast_arrays(*(np.asarray(p, dtype=np.float64) for p in points))]
     located = [axis.locate(values, onward) for axis, values in zip(axes, flat, strict=True)]

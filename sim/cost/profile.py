@@ -19,7 +19,9 @@ import yaml
 
 from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
 from sim.cost.gpu import GpuSpec
+from sim.cost.measured import load_curve, read_curves
 from sim.cost.measured_contention import MeasuredContention, load_contention
+from sim.cost.measured_steps import Composition, composition_from_data
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
 from sim.suggest import nearest
@@ -58,6 +60,8 @@ class CurveProfile:
     host: HostTerms
     energy: EnergyTerms
     contention: MeasuredContention | None = None
+    composition: Composition | None = None
+    jitter_sd: float = 0.01
 
     def curve(self, operator: str) -> Curve:
         """The curve of an operator, by full name or by family."""
@@ -146,7 +150,8 @@ class CurveEntry:
 @dataclass(frozen=True)
 class FolderSchema:
     """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
-    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`.
+    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`. `steps` (`file`,
+    `label`, `jitter_sd`): terms of whole steps, under `composition` of a `curves.json`.
 
     Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
     optionally `coverage` (a sentence) and `extrapolation` (raise, flag or clip; default flag). Everything under
@@ -159,10 +164,12 @@ class FolderSchema:
     host: Mapping[str, Any]
     energy: Mapping[str, Any]
     contention: Mapping[str, Any]
+    steps: Mapping[str, Any]
 
 
 SCHEMA_VERSION = 1
-FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "contention", "about")
+FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "contention", "steps", "about")
+STEP_KEYS = ("file", "label", "jitter_sd")
 CONTENTION_KEYS = ("file", "label", "coverage")
 CURVE_KEYS = ("operator", "form", "file", "label", "coverage", "extrapolation")
 
@@ -191,7 +198,12 @@ def read_schema(folder: Path) -> FolderSchema:
         if contention and not isinstance(contention.get(key), str):
             raise SimctlError(f"{path}, contention: key '{key}' is missing or no text.")
     host, energy = data.get("host") or {}, data.get("energy") or {}
-    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention)
+    steps = data.get("steps") or {}
+    _known(steps, STEP_KEYS, f"{path}, steps")
+    for key in ("file", "label"):
+        if steps and not isinstance(steps.get(key), str):
+            raise SimctlError(f"{path}, steps: key '{key}' is missing or no text.")
+    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention, steps)
 
 
 def _entry(row: Any, where: str) -> CurveEntry:
@@ -258,7 +270,6 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
             raise SimctlError(f"{folder / 'profile.yaml'}: curve file '{entry.file}' does not exist.")
         curves[entry.operator] = FORMS[entry.form](path, entry, gpu)
     where = str(folder / "profile.yaml")
-    composition, contention = _step_terms(folder, schema.steps)
     return CurveProfile(
         name=schema.name,
         gpu=gpu,
@@ -267,7 +278,19 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         host=_overlay(base.host, schema.host, f"{where}, host"),
         energy=_overlay(base.energy, schema.energy, f"{where}, energy"),
         contention=_contention(folder, schema.contention, gpu),
+        composition=_composition(folder, schema.steps),
+        jitter_sd=float(schema.steps.get("jitter_sd", CurveProfile.jitter_sd)),
     )
+
+
+def _composition(folder: Path, steps: Mapping[str, Any]) -> Composition | None:
+    if not steps:
+        return None
+    path = folder / steps["file"]
+    if not path.is_file():
+        raise SimctlError(f"{folder / 'profile.yaml'}: curve file '{steps['file']}' does not exist.")
+    found = read_curves(path).get("composition")
+    return composition_from_data(found, steps["label"], f"{path}, composition") if found else None
 
 
 def _contention(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> MeasuredContention | None:

@@ -79,6 +79,16 @@ class ProfiledCost:
         timing, factor = self.profile.curve(operator).timing(shape, sms, clock), self.factor(operator)
         return timing if factor == 1.0 else Timing(timing.seconds * factor, timing.sm_s * factor)
 
+    def chunked_factor(self, tokens: Any, sms: int) -> Floats | float:
+        """Factor on linear layers and prefill attention in a step with a chunk: whole steps against their parts."""
+        found = self.profile.composition
+        return 1.0 if found is None else found.factor(tokens, sms)
+
+    def gap_s(self, tokens: Any, sms: int) -> Floats | float:
+        """Seconds a layer that decode-only steps take beyond their operators."""
+        found = self.profile.composition
+        return 0.0 if found is None else found.gap_s(tokens, sms)
+
     def linear(self, rows: str, count: Ints, sms: int) -> Timing:
         """Whole-pass cost of the operators whose size follows `tokens` or `sequences`, for an array of counts."""
         seconds, sm_s = np.zeros(len(count)), np.zeros(len(count))
@@ -93,6 +103,8 @@ class ProfiledCost:
     def prefill(self, q: Ints, h: Ints, sms: int, clock: float = 1.0) -> Timing:
         """One layer's prefill attention; SM-seconds leave out the fixed cost, which chunks of a pass share."""
         timing = self.timing("prefill_attention", prefill_shape(self.model, q, h), sms, clock)
+        factor = self.chunked_factor(q, sms)
+        timing = Timing(timing.seconds * factor, timing.sm_s * factor)
         return replace(timing, sm_s=np.minimum(timing.sm_s, (timing.seconds - self.prefill_fixed_s()) * sms))
 
     def prefill_fixed_s(self) -> float:
@@ -114,18 +126,12 @@ class ProfiledCost:
             raise SimctlError(f"kernels.attention '{launch.attention}' is not priced; use serial.")
         clock = 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz
         flags: list[str] = []
-        parts = self._parts(launch, width, clock, flags)
-        return self._compose(launch, tuple(parts), tuple(flags))
-
-    def operators_s(self, launch: Launch, sms: int) -> float:
-        """Seconds that the operators of a launch add up to when each is timed alone."""
-        return sum(part.seconds for part in self._parts(launch, sms, 1.0, []))
-
-    def _parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
-        return [
-            *self._linear_parts(launch, sms, clock, flags),
-            *self._attention_parts(launch, sms, clock, flags),
+        parts = [
+            *self._linear_parts(launch, width, clock, flags),
+            *self._attention_parts(launch, width, clock, flags),
+            *self._gaps(launch, width),
         ]
+        return self._compose(launch, tuple(parts), tuple(flags))
 
     def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
         # time is that of the padded size, work that of the real one
@@ -141,9 +147,22 @@ class ProfiledCost:
             if times and count[0]:
                 shape = operator.shape(count)
                 timing = self.timing(operator.name, shape, sms, clock)
+                if launch.chunks and operator.rows == "tokens":
+                    factor = self.chunked_factor(count, sms)
+                    timing = Timing(timing.seconds * factor, timing.sm_s * factor)
                 self._check(operator.name, shape, sms, flags)
                 parts.append(self._part(operator.name, times, operator.shape(real[operator.rows]), timing))
         return parts
+
+    def _gaps(self, launch: Launch, sms: int) -> list[OperatorCost]:
+        """What a decode-only step takes beyond its operators, as an operator without work."""
+        found = self.profile.composition
+        if found is None or launch.chunks or not launch.decode_batch:
+            return []
+        layers, _, _ = layer_span(self.model, launch.layers)
+        tokens = grid_tokens(self.launching.padded([launch.tokens], launch.graph))
+        seconds = layers * float(np.sum(found.gap_s(tokens, sms)))
+        return [OperatorCost("gaps", layers, seconds, 0.0, 0.0, 0.0, found.label)]
 
     def _attention_parts(
         self, launch: Launch, sms: int, clock: float, flags: list[str]
@@ -187,7 +206,7 @@ class ProfiledCost:
             sm_s=times * float(np.sum(timing.sm_s)),
             flops=times * float(np.sum(flops(shape))),
             hbm_bytes=times * float(np.sum(hbm_bytes(shape))),
-            label=self.profile.curve(name).label,
+            label=self.profile.curve(name).label_for(shape),
         )
 
     def _compose(self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...]) -> StepCost:
@@ -263,8 +282,11 @@ class ProfiledCost:
     def provenance(self) -> dict[str, str]:
         """Label of each operator's curve, and of the host, energy and contention terms."""
         surface = self.profile.contention
-        names = [*(operator.name for operator in self.operators), "prefill_attention", "decode_attention"]
-        labels = {name: self.profile.curve(name).label for name in names}
+        one = np.ones(1, dtype=np.int64)
+        shapes: dict[str, Shape] = {operator.name: operator.shape(one) for operator in self.operators}
+        shapes["prefill_attention"] = prefill_shape(self.model, one, one)
+        shapes["decode_attention"] = decode_shape(self.model, one, one.astype(np.float64))
+        labels = {name: self.profile.curve(name).label_for(shape) for name, shape in shapes.items()}
         scaled = {
             name: f"{label}, scaled by {self.factor(name):g}"
             for name, label in labels.items()

@@ -90,6 +90,10 @@ class RooflineCurve:
         """The fixed cost of a call."""
         return self.terms.launch_s
 
+    def label_for(self, shape: Shape) -> str:
+        """The label, whatever the shape."""
+        return self.label
+
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds of one call per array element; see `Curve.timing`."""
         if isinstance(shape, Gemm):
