@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from calib.report.text import Section, ms, number, percent, table, tokens
 
 EARLY_S, LATE_S = 1.0, 10.0  # first and last seconds of a run that are compared
 TAUS_S = np.geomspace(0.05, 20.0, 200)
+Points = list[tuple[float, float]]
 EXPLAINED = 0.5  # share of the variance below which no time constant is stated
 
 
@@ -58,7 +60,6 @@ def hot(profile: Profile) -> Section | None:
         cells, fact = _row(name, of)
         rows.append(cells)
         facts.append(fact)
-    top = float(profile.run["gpu"].get("max_sm_mhz", float("nan")))
     lead = f"In runs of {found.elapsed_s.max():.0f} s without a pause {'; '.join(facts)}."
     head = ("run", "windows", "ms, first s", "ms, last 10 s", "change", "p5–p95 of last 10 s", "MHz, first s")
     head += ("MHz, last 10 s", "W, last 10 s", "time × clock, r", "time constant of time", "of power")
@@ -70,32 +71,28 @@ def hot(profile: Profile) -> Section | None:
         f"given only where an exponential explains {percent(EXPLAINED)} of the variance."
     )
     pictures = {
-        "hot": chart(
-            "Long runs: step time and SM clock",
-            Axis("seconds since the start", low=0),
-            Axis("share", low=0.5),
-            [
-                series
-                for name, of in runs
-                for series in (
-                    Series(f"{name}: time / median of first second", _relative(of), False),
-                    Series(f"{name}: clock / {top:.0f} MHz", _clock(of, top), False),
-                )
-            ],
-        )
+        "hot-time": _picture(runs, "Long runs: step time over that of the first second", "share", _relative)
     }
-    body = ["![Long runs](IMG/hot.svg)", table(head, rows), note]
+    pictures["hot-clock"] = _picture(runs, "Long runs: SM clock", "MHz", _clock)
+    body = [f"![{name}](IMG/{name}.svg)" for name in pictures]
+    body += [table(head, rows), note]
     return Section("Clock and power in long hot runs", lead, body, pictures)
 
 
-def _relative(of: pd.DataFrame) -> list[tuple[float, float]]:
+def _picture(
+    runs: list[tuple[str, pd.DataFrame]], title: str, unit: str, of: Callable[[pd.DataFrame], Points]
+) -> str:
+    series = [Series(name, of(rows), joined=False) for name, rows in runs]
+    return chart(title, Axis("seconds since the start", low=0), Axis(unit), series)
+
+
+def _relative(of: pd.DataFrame) -> Points:
     first = float(of[of.elapsed_s < EARLY_S].time_s.median())
     return [(float(r.elapsed_s), float(r.time_s) / first) for r in of.itertuples()]
 
 
-def _clock(of: pd.DataFrame, top: float) -> list[tuple[float, float]]:
-    known = of[of.sm_mhz.notna()]
-    return [(float(r.elapsed_s), float(r.sm_mhz) / top) for r in known.itertuples()] if top == top else []
+def _clock(of: pd.DataFrame) -> Points:
+    return [(float(r.elapsed_s), float(r.sm_mhz)) for r in of[of.sm_mhz.notna()].itertuples()]
 
 
 def _row(name: str, of: pd.DataFrame) -> tuple[tuple[str, ...], str]:

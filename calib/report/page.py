@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from calib.report import attention, corun, fits, gemm, host, hot, scaling, setting, steps
+from calib.report import attention, corun, fits, gemm, host, hot, neighbours, scaling, setting, steps
 from calib.report.data import Profile
 from calib.report.text import Section
 
@@ -23,8 +23,8 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     steps.composition,
     corun.side_by_side,
     corun.modes,
-    corun.pairs,
-    corun.stagger,
+    neighbours.pairs,
+    neighbours.stagger,
     hot.hot,
     host.costs,
     fits.held_out,

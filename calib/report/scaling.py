@@ -100,7 +100,7 @@ def scaling(profile: Profile) -> Section | None:
         Axis("SMs", 2, low=4, high=float(total)),
         Axis("time / time on all SMs", 2),
         [Series(s.name, [(float(n), t) for n, t in sorted(times.items()) if n >= 4]) for s, times in drawn]
-        + [Series("in proportion", [(4.0, total / 4), (float(total), 1.0)])],
+        + [Series("in proportion", [(4.0, total / 4), (float(total), 1.0)], colour="#bbb")],
     )
     note = (
         "One shape an operator: the largest of those that were measured on (nearly) the most partition sizes, "

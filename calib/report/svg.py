@@ -11,17 +11,19 @@ WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 34, 44
 LEGEND_LINE = 16
 LETTER = 7.2  # pixels of one character of a legend
+DASHED = "#222"
 # Okabe and Ito's palette, without its yellow: told apart on white with every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#7A4B9E")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line (`joined`) or cloud of dots; `points` are (x, y)."""
+    """One line (`joined`) or cloud of dots; `points` are (x, y). `colour`: instead of the next of the palette."""
 
     name: str
     points: Sequence[tuple[float, float]]
     joined: bool = True
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Level:
-    """A dashed horizontal line with a note."""
+    """A dashed horizontal line; its note, if any, stands in the legend."""
 
     y: float
     note: str
@@ -85,11 +87,14 @@ def _label(value: float) -> str:
 
 
 def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], levels: Sequence[Level] = ()) -> str:
-    """An SVG picture of `series`."""
+    """An SVG picture of `series`; bare axes if none has a point."""
     shown = [s for s in series if s.points]
-    xs = [p[0] for s in shown for p in s.points]
-    ys = [p[1] for s in shown for p in s.points] + [level.y for level in levels]
-    rows = _legend_rows([s.name for s in shown])
+    xs = [p[0] for s in shown for p in s.points] or [1.0]
+    ys = [p[1] for s in shown for p in s.points] + [level.y for level in levels] or [1.0]
+    colours = [s.colour or COLOURS[i % len(COLOURS)] for i, s in enumerate(shown)]
+    noted = [level for level in levels if level.note]
+    names = [s.name for s in shown] + [f"{level.note} ({level.y:.4g})" for level in noted]
+    rows = _legend_rows(names)
     top = TOP + LEGEND_LINE * len(rows)
     height = HEIGHT + LEGEND_LINE * (len(rows) - 1)
     across = _Scale(x, xs, LEFT, WIDTH - RIGHT)
@@ -101,8 +106,8 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], levels: Sequen
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
         *_axes(across, up, height, top),
-        *_legend(rows),
-        *(_drawn(s, COLOURS[i % len(COLOURS)], across, up) for i, s in enumerate(shown)),
+        *_legend(rows, colours),
+        *(_drawn(s, colours[i], across, up) for i, s in enumerate(shown)),
         *_levels(levels, up),
         "</svg>",
     ]
@@ -136,15 +141,10 @@ def _axes(across: _Scale, up: _Scale, height: int, top: int) -> list[str]:
 
 
 def _levels(levels: Sequence[Level], up: _Scale) -> list[str]:
-    made = []
-    for level in levels:
-        at = up(level.y)
-        made.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#222" stroke-dasharray="5 4"/>')
-        made.append(
-            f'<text x="{WIDTH - RIGHT - 4}" y="{at - 5:.1f}" text-anchor="end" stroke="#fff" '
-            f'stroke-width="4" paint-order="stroke">{escape(level.note)}</text>'
-        )
-    return made
+    return [
+        f'<path d="M{LEFT} {up(level.y):.1f}H{WIDTH - RIGHT}" stroke="{DASHED}" stroke-dasharray="5 4"/>'
+        for level in levels
+    ]
 
 
 def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, int, str]]]:
@@ -161,13 +161,16 @@ def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, int, str]]]:
     return rows
 
 
-def _legend(rows: Sequence[Sequence[tuple[int, int, str]]]) -> list[str]:
+def _legend(rows: Sequence[Sequence[tuple[int, int, str]]], colours: Sequence[str]) -> list[str]:
+    """Samples and names; entries without a colour are of dashed lines."""
     made = []
     for line, row in enumerate(rows):
         y = 36 + LEGEND_LINE * line
         for index, x, name in row:
-            colour = COLOURS[index % len(COLOURS)]
-            made.append(f'<path d="M{x} {y}h16" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>')
+            style = f'stroke="{DASHED}" stroke-dasharray="5 3"'
+            if index < len(colours):
+                style = f'stroke="{colours[index]}" stroke-width="4" stroke-linecap="round"'
+            made.append(f'<path d="M{x} {y}h16" {style}/>')
             made.append(f'<text x="{x + 22}" y="{y + 4}">{escape(name)}</text>')
     return made
 

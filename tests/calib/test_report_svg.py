@@ -21,7 +21,7 @@ def texts(svg: str) -> list[str]:
 
 def test_a_chart_names_its_axes_series_and_levels() -> None:
     svg = chart("a < b", Axis("SMs"), Axis("µs"), [Series("x & y", [(0, 1), (10, 2)])], [Level(1.5, "so")])
-    assert {"a < b", "SMs", "µs", "x & y", "so"} <= set(texts(svg))
+    assert {"a < b", "SMs", "µs", "x & y", "so (1.5)"} <= set(texts(svg))
     assert 'fill="#fff"' in svg  # a white ground of its own: dark text stays readable on a dark page
     assert "stroke-dasharray" in svg
 
@@ -65,3 +65,8 @@ def test_every_dot_is_inside_the_picture(points: list[tuple[float, float]], log:
         assert LEFT - 1 <= float(x) <= WIDTH - RIGHT + 1
         assert 0 <= float(y) <= HEIGHT
     assert len(texts(svg)) >= 2
+
+
+@pytest.mark.parametrize("log", [0, 2, 10])
+def test_a_chart_without_points_has_bare_axes(log: int) -> None:
+    assert {"x", "y"} <= set(texts(chart("t", Axis("x", log), Axis("y", log), [Series("none", [])])))
