@@ -23,6 +23,9 @@ def init(folder: Path, force: bool) -> None:
     if target.exists() and not force:
         raise SimctlError(f"{target} exists already; --force overwrites it")
     text = files("sim").joinpath("data/experiments/template.yaml").read_text(encoding="utf-8")
-    folder.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SimctlError(f"cannot write {target}: {error.strerror or error}") from None
     click.echo(f"Wrote {target}. Next: simctl run {target} -o {folder / 'out'}")

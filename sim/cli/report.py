@@ -26,6 +26,9 @@ def report(folder: Path, output: Path | None, plotlyjs: str) -> None:
 
     Example: simctl report out/quickstart -o quickstart.html
     """
+    from sim.errors import SimctlError
     from sim.report.html import write_report
 
+    if output is not None and output.is_dir():
+        raise SimctlError(f"{output} is a folder; give the page to write, such as {output / 'report.html'}")
     click.echo(write_report(folder, output, shared_script=plotlyjs == "shared"))

@@ -32,7 +32,7 @@ class RunCommand(click.Command):
         for word in args:
             if after_slo and SLO_WORD.match(word) and spread[-1] != "--goodput":
                 spread.append("--goodput")
-            after_slo = word == "--goodput" or (after_slo and bool(SLO_WORD.match(word)))
+            after_slo = word.partition("=")[0] == "--goodput" or (after_slo and bool(SLO_WORD.match(word)))
             spread.append(word)
         return super().parse_args(ctx, spread)
 
@@ -86,7 +86,7 @@ def run(
     if dry_run:
         click.echo(_dry_run(study, as_json))
         return
-    target = output or Path("out") / Path(study.setting.experiment.name).name
+    target = output.expanduser() if output else _default_folder(study.setting.experiment.name)
     with _progress(study, quiet) as progress:
         runs = run_study(
             study,
@@ -111,6 +111,12 @@ def run(
         click.echo(
             f"Results in {target}" + ("" if no_report else f"; open {target / 'report.html'}"), err=True
         )
+
+
+def _default_folder(name: str) -> Path:
+    """`out/NAME`, whatever the name holds of folders of its own."""
+    last = Path(name.replace("\0", "")).name
+    return Path("out") / (last if last not in ("", "..") else "experiment")
 
 
 def _overrides(
@@ -139,6 +145,8 @@ def _slo(text: str) -> str:
     if not colon or name not in SLO_KEYS:
         known = ", ".join(SLO_KEYS)
         raise SimctlError(f"--goodput {text}: write NAME:MS with NAME of {known}.{nearest(name, SLO_KEYS)}")
+    if not value.strip():
+        raise SimctlError(f"--goodput {text}: the limit in ms is missing, as in {name}:200")
     return f"slo.{SLO_KEYS[name]}={value}"
 
 

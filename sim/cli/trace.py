@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def show(
     "--window", nargs=2, type=float, metavar="A B", help="Keep arrivals from A until before B seconds."
 )
 @click.option("--subsample", type=float, help="Keep a random share (below 1) or number of requests.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def convert(
     file: str,
     output: Path,
@@ -144,7 +145,7 @@ def convert(
 @click.option("--output-tokens", metavar="LENGTHS", help="The same for outputs.")
 @click.option("--quantiles", metavar="NAME", help="Both lengths from a bundled table.")
 @click.option("--spearman", type=float, help="Rank correlation of prompt and output.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def synth(
     output: Path,
     num_prompts: int,
@@ -241,11 +242,14 @@ def _build_and_write(spec: dict[str, Any], output: Path, seed: int, request_rate
     _write(output, encode(workload, output))
     for note in workload.notes:
         click.echo(f"  {note}", err=True)
-    click.echo(f"{output}: {len(workload):,} requests, {workload.request_rate:.4g} requests/s", err=True)
+    rate = f", {workload.request_rate:.4g} requests/s" if isfinite(workload.request_rate) else ""
+    click.echo(f"{output}: {len(workload):,} requests{rate}", err=True)
 
 
 def _write(path: Path, content: bytes) -> None:
     """Write beside and move into place, so that a failure leaves no half-written file."""
+    if path.is_dir() or not path.name:
+        raise SimctlError(f"cannot write {path}: it is a folder; give a file name")
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_bytes(content)

@@ -128,10 +128,10 @@ def _first_fault(error: ValidationError, source: Source) -> str:
     kind, value = fault["type"], fault.get("input")
     context = fault.get("ctx", {})
     if kind == "extra_forbidden":
-        model = _model_at(path[:-1], source.data)
-        hint = nearest(str(path[-1]), model.model_fields if model else ())
-        if not hint and model:
-            hint = f" Valid here: {', '.join(model.model_fields)}."
+        valid = _keys_at(path[:-1], source.data)
+        hint = nearest(str(path[-1]), valid)
+        if not hint and valid:
+            hint = f" Valid here: {', '.join(valid)}."
         return f"{where}: unknown key `{key}`.{hint}"
     if kind == "missing":
         return f"{where}: `{key}` is missing"
@@ -143,6 +143,10 @@ def _first_fault(error: ValidationError, source: Source) -> str:
     if kind == "literal_error":
         hint = _near_literal(value, context)
         return f"{where}: `{key}` is {_show(value)}, but must be {context['expected']}.{hint}"
+    if kind == "invalid_key":
+        return f"{where}: the key `{key}` is not text; keys are names"
+    if kind in ("model_type", "dict_type", "model_attributes_type") and path[:1] == ("policies",):
+        return f"{where}: `{key}` must be a policy's name or a mapping with `name`, not {_show(value)}"
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         return f"{where}: `{key}` must be a mapping of keys, not {_show(value)}"
     return f"{where}: `{key}` is {_show(value)}, but must be {_rule(kind, fault['msg'], context)}"
@@ -205,21 +209,26 @@ def _real_path(loc: Iterable[str | int], data: Any, keep_last: bool) -> Key:
     return tuple(path)
 
 
-def _model_at(path: Key, data: Any) -> type[BaseModel] | None:
-    """The model that the mapping at `path` is validated by, to list its valid keys."""
+def _keys_at(path: Key, data: Any) -> list[str]:
+    """The valid keys of the mapping at `path`; those of every form of it while it has no key of any."""
     model: type[BaseModel] = Experiment
+    forms: list[type[BaseModel]] = []
     for part in path:
         if isinstance(part, int):
             continue
         here = data = data.get(part) if isinstance(data, dict) else None
         if part not in model.model_fields:
             continue  # a name that the user chose, as in `slo.classes`
-        inner = _models_in(model.model_fields[part].annotation)
-        if inner:
+        forms = _models_in(model.model_fields[part].annotation)
+        if forms:
             model = max(
-                inner, key=lambda m: len(set(m.model_fields) & set(here if isinstance(here, dict) else ()))
+                forms, key=lambda m: len(set(m.model_fields) & set(here if isinstance(here, dict) else ()))
             )
-    return None if model is PolicyEntry else model
+    if model is PolicyEntry:
+        return []
+    if len(forms) > 1 and not set(model.model_fields) & set(data if isinstance(data, dict) else ()):
+        return list(dict.fromkeys(key for form in forms for key in form.model_fields))
+    return list(model.model_fields)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -271,7 +271,8 @@ class Experiment(Section):
     measure: Measure = Measure()
     jitter: bool = True
     strict: bool = False
-    seed: Annotated[int, Field(ge=0)] = 0
+    # tables hold seeds as 64-bit integers, and replicates count on from this one
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     num_runs: Count = 1
     resolved: dict[str, Any] | None = Field(
         None, description="Written by simctl into a result folder: versions and content hashes; not an input."

@@ -12,6 +12,7 @@ import yaml
 from sim.errors import SimctlError
 
 Key = tuple[str | int, ...]
+MAX_KEYS = 100_000  # aliases of aliases multiply: a page of text can stand for billions
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,7 +39,13 @@ class Source:
     folder: Path | None = None
 
     def where(self, path: Key) -> str:
-        """Say where `path`, or the nearest key above it, was written: "file.yaml, line 7" or the option."""
+        """Say where `path`, or the nearest key above it, was written: "file.yaml, line 7" or the option.
+
+        An option that set a key within `path` comes first: what the file alone says was no fault.
+        """
+        within = [told for key, told in self.overrides.items() if path and key[: len(path)] == path]
+        if within:
+            return within[-1]
         for end in range(len(path), 0, -1):
             if path[:end] in self.overrides:
                 return self.overrides[path[:end]]
@@ -62,8 +69,9 @@ def parse_yaml_value(text: str) -> Any:
 
 def read_yaml(text: str, name: str, folder: Path | None = None) -> Source:
     """Parse one YAML mapping with its line numbers; any fault in it is one SimctlError with the line."""
-    loader = _Loader(text)
+    loader: _Loader | None = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise SimctlError(f"{name}: the file is empty; `simctl init` writes an experiment to start from")
@@ -76,8 +84,11 @@ def read_yaml(text: str, name: str, folder: Path | None = None) -> Source:
         raise SimctlError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise SimctlError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise SimctlError(f"{name}: mappings and lists are nested too deeply, or hold themselves") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(data, dict):
         raise SimctlError(
             f"{name}: an experiment is a mapping of keys (workload:, model:, …), not a {_kind(data)}"
@@ -96,10 +107,14 @@ def _mark(node: yaml.Node, path: Key, lines: dict[Key, int], name: str) -> None:
                 raise SimctlError(f"{name}, line {line}: {twice}")
             seen[label] = line
             lines[(*path, label)] = line
+            if len(lines) > MAX_KEYS:
+                raise SimctlError(f"{name}: more than {MAX_KEYS:,} keys and items: not an experiment file")
             _mark(value, (*path, label), lines, name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*path, index)] = value.start_mark.line + 1
+            if len(lines) > MAX_KEYS:
+                raise SimctlError(f"{name}: more than {MAX_KEYS:,} keys and items: not an experiment file")
             _mark(value, (*path, index), lines, name)
 
 

@@ -43,7 +43,7 @@ def _load(target: str, wanted: str) -> Any:
     module, _, attribute = target.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
         raise SimctlError(f"policy '{wanted}' cannot be loaded from '{target}': {error}") from error
 
 

@@ -8,6 +8,7 @@ To add a built-in policy: one file here with a `CompiledPolicy` subclass, and on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -33,6 +34,7 @@ class Knob:
     doc: str
     source: str
     minimum: float | None = None
+    maximum: float | None = None
 
 
 class Policy(Protocol):
@@ -117,6 +119,8 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         fits = value is None or (
             isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
         )
+    if fits and isinstance(value, float) and not math.isfinite(value):
+        fits = False
     if not fits:
         raise SimctlError(
             f"policy '{policy}': knob '{key}' is {value!r}; it takes "
@@ -124,6 +128,8 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         )
     if knob.minimum is not None and value is not None and not (value >= knob.minimum):
         raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the least is {knob.minimum}")
+    if knob.maximum is not None and value is not None and value > knob.maximum:
+        raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the most is {knob.maximum}")
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,11 @@ class SarathiPolicy(CompiledPolicy):
         ),
         "max_num_seqs": Knob(128, "most running requests", "sarathi-serve:sarathi/config.py", minimum=1),
         "watermark": Knob(
-            0.01, "share of the blocks kept free at admission", "sarathi-serve block_space_manager", minimum=0
+            0.01,
+            "share of the blocks kept free at admission",
+            "sarathi-serve block_space_manager",
+            minimum=0,
+            maximum=1,
         ),
         "one_prefill": Knob(
             False, "one prefill chunk a batch", "vattention:sarathi-lean (POD-Attention artefact)"

@@ -183,6 +183,7 @@ class VllmPolicy(CompiledPolicy):
             "share of the blocks kept free when a waiting request is admitted beside running ones",
             "off in early v1; later kv_cache_manager.py has one of unread default",
             minimum=0,
+            maximum=1,
         ),
         "whole_prompt_gate": Knob(
             False,

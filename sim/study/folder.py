@@ -27,7 +27,11 @@ class ResultFolder:
     """Where the results of one study go. `steps`: does it hold a row a launch?"""
 
     def __init__(self, target: Path, study: Study, *, steps: bool = False) -> None:
-        self.target = target
+        # "." and ".." have no name to put the partial folder beside
+        self.target = target if target.name not in ("", "..") else target.resolve()
+        if not self.target.name:
+            raise SimctlError(f"{target} cannot hold results; give a folder of their own with -o")
+        target = self.target
         self.partial = target.with_name(target.name + ".partial")
         self.parts = self.partial / "parts"
         self.study = study
@@ -36,13 +40,23 @@ class ResultFolder:
 
     def check_target(self, *, force: bool = False) -> None:
         """Refuse a target that holds anything but an older result of this very experiment."""
+        try:
+            self.target.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:
+            raise SimctlError(
+                f"{self.target} cannot hold results: {_why(error)}; choose another -o"
+            ) from None
         if self.target.exists() and not self.target.is_dir():
             raise SimctlError(f"{self.target} is a file; give a folder for the results with -o")
-        if force or not self.target.exists() or not any(self.target.iterdir()):
+        if not self.target.exists() or not any(self.target.iterdir()):
             return
         held = self.target / "experiment.yaml"
-        if not held.is_file():
+        if not (held.is_file() and (self.target / "summary.json").is_file()):
             raise SimctlError(f"{self.target} holds files that are not results; give another folder with -o")
+        if force:
+            return
         try:
             other = yaml.safe_load(held.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -60,7 +74,7 @@ class ResultFolder:
             raise SimctlError(f"{self.partial} is in the way and not an interrupted run; move it away")
         self._lock()
         if resume and marker.is_file():
-            if json.loads(marker.read_text(encoding="utf-8")) == {"sha256": self.key}:
+            if marker.read_text(encoding="utf-8") == json.dumps({"sha256": self.key}):
                 return {int(path.stem) for path in self.parts.glob("*.json")}
             self.release()
             raise SimctlError(
@@ -74,8 +88,11 @@ class ResultFolder:
 
     def _lock(self) -> None:
         """Hold the partial folder; the system lets go of it when the process ends, however it ends."""
-        self.partial.mkdir(parents=True, exist_ok=True)
-        self._held = (self.partial / "lock").open("a")
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            self._held = (self.partial / "lock").open("a")
+        except OSError as error:
+            raise SimctlError(f"cannot write {self.target}: {_why(error)}; choose another -o") from None
         if sys.platform == "win32":
             return  # has no such lock: two studies in one folder are not told apart there
         import fcntl
@@ -134,6 +151,10 @@ class ResultFolder:
         os.replace(self.partial, self.target)
         self.release()
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _inputs(resolved: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
@@ -127,14 +128,16 @@ def prepare(
     bases = tuple(dict.fromkeys([source.folder or Path.cwd(), Path.cwd()]))
     setting = Setting(loaded, bases)
     entries = [*(entry.plain() for entry in loaded.policies), *extra]
-    made = [_policy(entry, source) for entry in entries]
+    made = [_policy(entry, source, index) for index, entry in enumerate(entries)]
     labels = [label for _, label in made]
     if len(set(labels)) < len(labels):
         raise SimctlError(f"two policies are called '{next(x for x in labels if labels.count(x) > 1)}'")
-    cost = setting.cost()
+    with _at(source, "model", "gpu", "profile", "kernels.scale"):
+        cost = setting.cost()
     _check_effects(setting, [policy for policy, _ in made], source)
     runs = expand(loaded, [(e, label) for e, (_, label) in zip(entries, made, strict=True)])
-    workload = setting.workload(runs[0].request_rate, runs[0].seed)
+    with _at(source, "workload.trace", "workload.window_s", "workload.slo_class", "workload"):
+        workload = setting.workload(runs[0].request_rate, runs[0].seed)
     plain_form = {
         **plain(loaded),
         "policies": [_written(e, label) for e, label in zip(entries, labels, strict=True)],
@@ -188,13 +191,26 @@ def _deploy(setting: Setting, policy: Any) -> Any:
     )
 
 
-def _policy(entry: Any, source: Source) -> tuple[Any, str]:
+@contextmanager
+def _at(source: Source, *keys: str) -> Iterator[None]:
+    """Say where in the experiment the key stands that a fault names first: `workload.trace: …`, `Unknown GPU …`."""
+    try:
+        yield
+    except SimctlError as error:
+        words = str(error).lower().removeprefix("unknown ").split()
+        named = next((key for key in keys if words[0].strip(":") in (key, key.rpartition(".")[2])), None)
+        if named is None:
+            raise
+        raise SimctlError(f"{source.where(tuple(named.split('.')))}: {error}") from None
+
+
+def _policy(entry: Any, source: Source, index: int) -> tuple[Any, str]:
     """(policy, label) of an entry or object; faults are told with their line."""
     if isinstance(entry, str | Mapping):
         try:
             policy = make_policy(entry)
         except SimctlError as error:
-            raise SimctlError(f"{source.where(('policies',))}: {error}") from None
+            raise SimctlError(f"{source.where(('policies', index))}: {error}") from None
         title = entry if isinstance(entry, str) else str(entry.get("label") or entry["name"])
         return policy, title
     if not callable(getattr(entry, "plan", None)) and not hasattr(entry, "advance"):
@@ -218,7 +234,8 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
     e = setting.experiment
     if e.router not in ROUTERS:
         raise SimctlError(
-            f"{source.where(('router',))}: unknown router '{e.router}'.{nearest(e.router, ROUTERS)}"
+            f"{source.where(('router',))}: unknown router '{e.router}'."
+            f"{nearest(e.router, ROUTERS) or ' Known: ' + ', '.join(ROUTERS)}"
         )
     spatial = any(getattr(policy, "lanes", 1) > 1 for policy in policies)
     for key, default in (("mechanism", "green"), ("estimator", "analytic")):
@@ -226,8 +243,13 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
             raise SimctlError(
                 f"{source.where((key,))}: `{key}` has no effect, since none of the policies shares the SMs"
             )
-    for policy in policies:
-        _deploy(setting, policy)
+    for index, policy in enumerate(policies):
+        try:
+            _deploy(setting, policy)
+        except SimctlError as error:
+            if not str(error).startswith("policy "):  # the model does not fit: no matter of the policy's line
+                raise
+            raise SimctlError(f"{source.where(('policies', index))}: {error}") from None
 
 
 def _copy(value: Any) -> Any:

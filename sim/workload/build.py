@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def build_workload(
     spec = {key: value for key, value in spec.items() if value is not None}
     check_keys(spec)
     process = parse_process(spec)
-    if request_rate is not None and not request_rate > 0:
+    if request_rate is not None and not 0 < request_rate < math.inf:
         raise SimctlError(f"request rate {request_rate!r} is not a positive number of requests per second")
     trace = _cut(_read(spec, base_dirs), spec, seed) if "trace" in spec else _generate(spec, seed)
     rejected = 0

@@ -55,6 +55,8 @@ def find_trace(name: str, base_dirs: Sequence[Path]) -> tuple[str, Path]:
     given = Path(name).expanduser()
     for base in [Path()] if given.is_absolute() else base_dirs:
         path = base / given
+        if path.is_dir() and name:
+            raise SimctlError(f"trace '{name}' is a folder; give one CSV, JSONL or Parquet file")
         if path.is_file():
             return given.name.removesuffix(".gz").rsplit(".", 1)[0], path.resolve()
     known = {entry.name: entry for entry in list_bundled()}
@@ -67,7 +69,7 @@ def find_trace(name: str, base_dirs: Sequence[Path]) -> tuple[str, Path]:
             )
         return name, entry.path
     places = (
-        "there"
+        "that place"
         if given.is_absolute()
         else " or ".join(dict.fromkeys(str(base.resolve()) for base in base_dirs))
     )

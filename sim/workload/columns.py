@@ -38,16 +38,16 @@ def numbers(raw: RawTable, column: str) -> NDArray[Any]:
     return out.astype(np.float64)
 
 
-def tokens(raw: RawTable, column: str, *, least: int = 0) -> NDArray[np.int64]:
-    """The column as whole numbers from `least` to 2^31 - 1; '7564.0' is taken for 7564."""
+def tokens(raw: RawTable, column: str, *, least: int = 0, most: int = _MAX_INT32) -> NDArray[np.int64]:
+    """The column as whole numbers from `least` to `most`; '7564.0' is taken for 7564."""
     values = numbers(raw, column)
     if values.dtype.kind == "f" and np.any(values != np.rint(values)):
         raise _bad(raw, int(np.argmax(values != np.rint(values))), column, "is not a whole number")
     if np.any(values < least):
         rule = "is negative" if least == 0 else f"is below {least}"
         raise _bad(raw, int(np.argmax(values < least)), column, rule)
-    if np.any(values > _MAX_INT32):
-        raise _bad(raw, int(np.argmax(values > _MAX_INT32)), column, f"is above {_MAX_INT32:,}")
+    if np.any(values > most):
+        raise _bad(raw, int(np.argmax(values > most)), column, f"is above {most:,}")
     return values.astype(np.int64)
 
 

@@ -126,6 +126,8 @@ def _csv(path: Path, data: bytes) -> Any:
 
     # only an empty cell is a missing one; "NaN" is a number that is none, "NA" may be the name of a session
     convert = pc.ConvertOptions(null_values=[""], strings_can_be_null=True)
+    if len(data.splitlines()) == 1:  # the parser finds no columns in a header without a newline
+        raise SimctlError(f"trace {path} has a header but no rows; at least one request is needed")
     try:
         return pc.read_csv(pa.BufferReader(data), convert_options=convert)
     except pa.ArrowException as error:

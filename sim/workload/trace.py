@@ -132,6 +132,10 @@ def _format_of(raw: RawTable, name: str | None) -> formats.TraceFormat:
         form = formats.recognise(columns_there)
         if form is None:
             known = "; ".join(f"{f.name}: {', '.join(f.order())}" for f in formats.built_in().values())
+            if len(columns_there) == 1 and (mark := next((m for m in ";\t|" if m in columns_there[0]), "")):
+                raise SimctlError(
+                    f"trace {raw.path} seems to separate its fields by {mark!r}; save it with commas"
+                )
             raise SimctlError(
                 f"trace {raw.path} has the columns {', '.join(columns_there[:8])}, which no format has "
                 f"({known}); map them with columns: "
@@ -159,7 +163,8 @@ def _renamed(raw: RawTable, rename: tuple[tuple[str, str], ...]) -> RawTable:
     names = list(raw.table.column_names)
     for ours, theirs in rename:
         if ours not in (*COLUMNS, "prefix_hashes"):
-            raise SimctlError(f"columns: '{ours}' is not a column of ours.{nearest(ours, COLUMNS)}")
+            hint = nearest(ours, COLUMNS) or f" Ours are {', '.join(COLUMNS)}."
+            raise SimctlError(f"columns: '{ours}' is not a column of ours.{hint}")
         if theirs not in names:
             raise SimctlError(f"trace {raw.path} has no column '{theirs}'; it has {', '.join(names[:8])}")
         names[names.index(theirs)] = ours
@@ -192,7 +197,9 @@ def _columns(raw: RawTable, form: formats.TraceFormat, used: dict[str, str], tim
         else None,
         slo_class=classes[0],
         slo_classes=classes[1],
-        priority=columns.tokens(raw, used["priority"], least=-32768) if "priority" in used else None,
+        priority=columns.tokens(raw, used["priority"], least=-32768, most=32767)
+        if "priority" in used
+        else None,
         session_id=columns.sessions(raw, used["session_id"]) if "session_id" in used else None,
         prefix_hashes=columns.hashes(raw, used["prefix_hashes"]) if "prefix_hashes" in used else None,
         sha256=raw.sha256,

@@ -11,6 +11,7 @@ from sim.workload.arrivals import spread_in_bins
 from sim.workload.trace import Trace
 
 ON_OVERLENGTH = ("reject", "truncate")
+MOST_TOKENS = 2**31 - 1
 
 
 def window(trace: Trace, start_s: float, end_s: float) -> Trace:
@@ -43,6 +44,10 @@ def subsample(trace: Trace, amount: float, rng: np.random.Generator) -> Trace:
 
     Arrivals are kept, so the rate falls with the share.
     """
+    if amount > 1 and not float(amount).is_integer():
+        raise SimctlError(
+            f"workload.subsample: {amount:g} is neither a share below 1 nor a whole number of requests"
+        )
     count = max(1, round(amount * len(trace))) if amount < 1 else min(int(amount), len(trace))
     kept = np.sort(rng.choice(len(trace), size=count, replace=False))
     return trace.take(kept, f"random {count:,} of {len(trace):,} requests, arrivals kept")
@@ -114,10 +119,10 @@ def ask_for(trace: Trace, wish: int | float | None, context_limit: int | None) -
     if wish is None:
         asked = output if trace.max_new_tokens is None else trace.max_new_tokens
     elif isinstance(wish, float):
-        asked = np.ceil(output * wish - 1e-9).astype(np.int64)
+        asked = np.minimum(np.ceil(output * wish - 1e-9), MOST_TOKENS).astype(np.int64)
         notes.append(f"clients ask for {wish:g} times the output they get")
     else:
-        asked = np.full(len(trace), int(wish), np.int64)
+        asked = np.full(len(trace), min(int(wish), MOST_TOKENS), np.int64)
         notes.append(f"clients ask for {int(wish):,} output tokens")
     cut = int(np.sum(output > asked))
     if cut:
