@@ -72,9 +72,10 @@ class Loads:
 
 
 def launch_loads(cost: ProfiledCost, launches: Sequence[Launch], sms: int) -> Loads:
-    """Loads of launches alone on `sms` SMs; the same seconds, FLOPs and bytes as `ProfiledCost.solo` gives.
+    """Loads of launches alone on `sms` SMs; seconds, FLOPs and bytes of the operators of `ProfiledCost.solo` added up.
 
-    Answers off a curve's coverage are not flagged here: `solo` prices what runs, and flags it.
+    Contexts of a batch are taken as alike. Answers off a curve's coverage are not flagged here: `solo` prices what
+    runs, and flags it.
     """
     total = np.zeros((3, len(launches)))
     groups: dict[tuple[tuple[int, int] | None, bool], list[int]] = {}

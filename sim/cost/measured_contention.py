@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ class MeasuredContention:
         try:
             if data["gpu"] != gpu.name:
                 raise SimctlError(f"{where}: contention was measured on {data['gpu']}, not on {gpu.name}.")
-            return cls(
+            surface = cls(
                 gpu=gpu,
                 model=data["model"],
                 label=label,
@@ -277,6 +278,10 @@ class MeasuredContention:
             raise SimctlError(f"{where}: key {error} is missing.") from error
         except (TypeError, ValueError) as error:
             raise SimctlError(f"{where}: contention is not readable: {error}.") from error
+        for regime, priority in product(OVERLAPPING, PRIORITIES):
+            if (regime, priority) not in surface.waiting:
+                raise SimctlError(f"{where}: no terms for '{regime}', '{priority}' under 'waiting'.")
+        return surface
 
 
 def _terms(kind: Any, values: Mapping[str, Any]) -> Any:
