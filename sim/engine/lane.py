@@ -67,9 +67,7 @@ from sim.engine.layout import (
     N_WAIT,
     NOW,
     PAIRS,
-    PART,
     PREFILL_KV,
-    PURE_DECODES,
     REPEAT,
     SM_S,
     SMS,
@@ -79,6 +77,7 @@ from sim.engine.layout import (
     TO_BACK,
     TOTAL,
     WAITING,
+    WHOLE_GPU,
 )
 from sim.engine.queues import push_waiting
 from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, take_chunk
@@ -185,11 +184,10 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     if iv[IN_DECODE] == 1:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
-        gpu_s = _decode_gpu_s(p, iv[PART], batch, context)
-        sm_s = _decode_sm_s(p, iv[PART], batch, context)
+        gpu_s = _decode_gpu_s(p, WHOLE_GPU, batch, context)
+        sm_s = _decode_sm_s(p, WHOLE_GPU, batch, context)
         host_s = p.host_graph_s[batch]
         iv[GRAPH_LAUNCHES] += 1
-        iv[PURE_DECODES] += 1
     else:
         gpu_s, sm_s, host_s = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_HOST_S]
         iv[EAGER_LAUNCHES] += 1
@@ -237,8 +235,8 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
         if tokens > p.max_tokens:
             fail(r, E_TABLE, r.chunk_id[c])
             return False
-        attention_s += prefill_attention_s(p, iv[PART], size, history)
-        attention_sm += prefill_attention_sm(p, iv[PART], size, history)
+        attention_s += prefill_attention_s(p, WHOLE_GPU, size, history)
+        attention_sm += prefill_attention_sm(p, WHOLE_GPU, size, history)
         pairs += size * history + size * (size + 1) // 2
         keys += size + history
     batch = 0
@@ -266,12 +264,12 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
         _price_burst(r, a, p, batch, now, look_ahead)
         return True
     rows = chunks + batch
-    gpu_s = dense_s(p, iv[PART], tokens + batch, False) + head_s(p, iv[PART], rows)
-    gpu_s += attention_s - (chunks - 1) * p.pre_fixed_s[iv[PART]]
-    sm_s = dense_sm(p, iv[PART], tokens + batch, False) + head_sm(p, iv[PART], rows) + attention_sm
+    gpu_s = dense_s(p, WHOLE_GPU, tokens + batch, False) + head_s(p, WHOLE_GPU, rows)
+    gpu_s += attention_s - (chunks - 1) * p.pre_fixed_s[WHOLE_GPU]
+    sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, rows) + attention_sm
     if batch > 0:
-        gpu_s += decode_attention_s(p, iv[PART], batch, iv[CONTEXT] + batch)
-        sm_s += decode_attention_sm(p, iv[PART], batch, iv[CONTEXT] + batch)
+        gpu_s += decode_attention_s(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        sm_s += decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
     fv[IN_GPU_S] = gpu_s
     fv[IN_SM_S] = sm_s
     fv[IN_HOST_S] = p.host_eager_s[rows]
@@ -283,14 +281,14 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
 def _price_burst(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: float) -> None:
     """Ends of the decode steps that the plan may repeat: until a member finishes, blocks run out or look-ahead."""
     iv = r.iv
-    part, context, step, free = iv[PART], iv[CONTEXT] + batch, iv[STEP], iv[FREE]
+    context, step, free = iv[CONTEXT] + batch, iv[STEP], iv[FREE]
     host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[0]
     steps = min(a.iv[REPEAT], BURST_CAP, r.heap_key[0] - step)
     end = now
     n = 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
-        gpu_s = _decode_gpu_s(p, part, batch, context)
+        gpu_s = _decode_gpu_s(p, WHOLE_GPU, batch, context)
         end += _step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
         r.ends[n] = end
         n += 1

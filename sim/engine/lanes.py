@@ -62,6 +62,7 @@ from sim.engine.layout import (
     LANE_FLOATS,
     LANE_GPU,
     LANE_HELD,
+    LANE_HOST,
     LANE_INTEGERS,
     LANE_KIND,
     LANE_LAYERS,
@@ -94,11 +95,9 @@ from sim.engine.layout import (
     PREFILL_ITEM,
     PREFILL_KV,
     PREFILL_LANE,
-    PURE_DECODES,
     SM_S,
     SMS,
     STEP,
-    STEP_START,
     TAIL_SM_S,
     TO_BACK,
     TOTAL,
@@ -134,7 +133,7 @@ def lane_idle(r: Any, lane: int) -> bool:
 
 
 @jit
-def begin_lanes(q: Any, r: Any, p: Any, x: Any, limit: float) -> bool:
+def begin_lanes(q: Any, r: Any, x: Any, limit: float) -> bool:
     """Commit what ends and take what arrives before `limit`; True if a decision is due before `limit`.
 
     At equal times: completions (prefill lane first), arrivals, the decision.
@@ -145,11 +144,11 @@ def begin_lanes(q: Any, r: Any, p: Any, x: Any, limit: float) -> bool:
         arrival = q.arrival_s[r.inbox[iv[INBOX_NEXT]]] if coming else NEVER
         end = next_end(r)
         if end <= fv[NOW] and end < limit:
-            commit_lanes(q, r, p, x, end)
+            commit_lanes(q, r, x, end)
         elif arrival <= fv[NOW] and arrival < limit:
             i = r.inbox[iv[INBOX_NEXT]]
             iv[INBOX_NEXT] += 1
-            accept_lanes(q, r, p, x, i, arrival)
+            accept_lanes(q, r, x, i, arrival)
         elif iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
             return False
         elif iv[DUE] == 1 and iv[N_WAIT] + iv[N_RUN] > 0 and fv[NOW] < limit:
@@ -163,9 +162,9 @@ def begin_lanes(q: Any, r: Any, p: Any, x: Any, limit: float) -> bool:
 
 
 @jit
-def accept_lanes(q: Any, r: Any, p: Any, x: Any, i: int, now: float) -> None:
+def accept_lanes(q: Any, r: Any, x: Any, i: int, now: float) -> None:
     """Request i arrives; an idle lane may start with it, a busy one goes on."""
-    settle_lanes(q, r, p, x, now)
+    settle_lanes(q, r, x, now)
     _move_to(r, now)
     q.phase[i] = WAITING
     push_waiting(q, r, i, False, now)
@@ -174,11 +173,11 @@ def accept_lanes(q: Any, r: Any, p: Any, x: Any, i: int, now: float) -> None:
 
 
 @jit
-def settle_lanes(q: Any, r: Any, p: Any, x: Any, t: float) -> None:
+def settle_lanes(q: Any, r: Any, x: Any, t: float) -> None:
     """Commit every launch that ends at or before t."""
     end = next_end(r)
-    while end <= min(t, 0.5 * NEVER):
-        commit_lanes(q, r, p, x, end)
+    while end <= t and end < NEVER:
+        commit_lanes(q, r, x, end)
         end = next_end(r)
 
 
@@ -207,8 +206,8 @@ def _move_to(r: Any, t: float) -> None:
 
 
 @jit
-def commit_lanes(q: Any, r: Any, p: Any, x: Any, end: float) -> None:
-    """Commit what ends exactly at `end`, the prefill lane first."""
+def commit_lanes(q: Any, r: Any, x: Any, end: float) -> None:
+    """Commit what ends at `end`, the prefill lane first."""
     end = max(end, r.fv[NOW])  # a change of rates may round an end to just before now
     _move_to(r, end)
     for lane in range(2):
@@ -230,14 +229,14 @@ def _commit_lane(q: Any, r: Any, lane: int, end: float) -> None:
         sms = r.policy_sms[iv[n + LANE_PART]]
         log_step(q, r, fv[f + LANE_START], end, lane, sms, layers, tokens, batch, spent)
     iv[n + LANE_BUSY] = 0
-    fv[f + LANE_HELD] = 0.0
-    fv[STEP_START] = end
     if kind != PREFILL_ITEM:
         iv[IN_DECODE] = 0
         commit_decode(q, r, end)
     if kind != DECODE_ITEM:
         iv[LAYERS_DONE] += layers
         if iv[LAYERS_DONE] == iv[MODEL_LAYERS]:
+            # once a pass: its layer groups together read each weight once
+            iv[EAGER_LAUNCHES] += 1
             iv[DENSE_TOKENS] += iv[IN_TOKENS]
             iv[HEAD_ROWS] += iv[IN_CHUNKS]
             for c in range(iv[IN_CHUNKS]):
@@ -263,8 +262,7 @@ def _account(r: Any, lane: int, end: float) -> None:
     fv[SM_S] += active
     fv[TAIL_SM_S] += held - contention - host - active
     fv[GPU_S] += gpu_s
-    if solo > gpu_s:
-        fv[HOST_BOUND_S] += solo - gpu_s
+    fv[HOST_BOUND_S] += fv[f + LANE_HOST]
     iv[ITERATIONS] += 1
     batch = iv[n + LANE_BATCH]
     iv[DENSE_TOKENS] += batch
@@ -273,9 +271,6 @@ def _account(r: Any, lane: int, end: float) -> None:
         iv[DECODE_KV] += iv[n + LANE_CONTEXT]
     if iv[n + LANE_KIND] == DECODE_ITEM:
         iv[GRAPH_LAUNCHES] += 1
-        iv[PURE_DECODES] += 1
-    else:
-        iv[EAGER_LAUNCHES] += 1
 
 
 @jit
@@ -308,10 +303,13 @@ def _set_rates(r: Any, x: Any) -> None:
 
 
 @jit
-def prefill_pass_s(q: Any, r: Any, p: Any, part: int) -> float:
-    """Solo GPU seconds of the open prefill batch on a partition, all layers, without the LM head."""
+def prefill_pass_s(q: Any, r: Any, p: Any, part: int, batch: int) -> float:
+    """Solo GPU seconds of the open prefill batch on a partition, all layers, without the LM head.
+
+    `batch` decodes ride in its linear layers; their attention is not in it.
+    """
     iv = r.iv
-    seconds = dense_s(p, part, iv[IN_TOKENS], False)
+    seconds = dense_s(p, part, iv[IN_TOKENS] + batch, False)
     for c in range(iv[IN_CHUNKS]):
         seconds += prefill_attention_s(p, part, r.chunk_tokens[c], q.computed[r.chunk_id[c]])
     seconds -= (iv[IN_CHUNKS] - 1) * p.pre_fixed_s[part]
@@ -319,9 +317,9 @@ def prefill_pass_s(q: Any, r: Any, p: Any, part: int) -> float:
 
 
 @jit
-def _prefill_pass_sm(q: Any, r: Any, p: Any, part: int) -> float:
+def _prefill_pass_sm(q: Any, r: Any, p: Any, part: int, batch: int) -> float:
     iv = r.iv
-    sm_s = dense_sm(p, part, iv[IN_TOKENS], False)
+    sm_s = dense_sm(p, part, iv[IN_TOKENS] + batch, False)
     for c in range(iv[IN_CHUNKS]):
         sm_s += prefill_attention_sm(p, part, r.chunk_tokens[c], q.computed[r.chunk_id[c]])
     return float(sm_s)
@@ -340,8 +338,7 @@ def _start(r: Any, p: Any, lane: int, kind: int, part: int, gpu_s: float, sm_s: 
     iv, fv = r.iv, r.fv
     n, f = LANES + lane * LANE_INTEGERS, LANES_F + lane * LANE_FLOATS
     gap_s = p.gap_graph_s[0] if kind == DECODE_ITEM else p.gap_eager_s[0]
-    launches = iv[GRAPH_LAUNCHES] + iv[EAGER_LAUNCHES]
-    solo = (max(gpu_s, host_s) + gap_s) * p.noise[(launches + lane) % len(p.noise)]
+    solo = (max(gpu_s, host_s) + gap_s) * p.noise[(iv[ITERATIONS] + lane) % len(p.noise)]
     iv[n + LANE_BUSY] = 1
     iv[n + LANE_KIND] = kind
     iv[n + LANE_PART] = part
@@ -349,7 +346,8 @@ def _start(r: Any, p: Any, lane: int, kind: int, part: int, gpu_s: float, sm_s: 
     fv[f + LANE_SINCE] = fv[NOW]
     fv[f + LANE_LEFT] = solo
     fv[f + LANE_SOLO] = solo
-    fv[f + LANE_GPU] = min(gpu_s, solo)
+    fv[f + LANE_GPU] = gpu_s
+    fv[f + LANE_HOST] = max(0.0, host_s - gpu_s)
     fv[f + LANE_SM] = sm_s
     fv[f + LANE_FACTOR] = 1.0
     fv[f + LANE_HELD] = 0.0
@@ -368,9 +366,6 @@ def _open_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
         tokens += size
         iv[PAIRS] += size * history + size * (size + 1) // 2
         iv[PREFILL_KV] += size + history
-    if tokens > p.max_tokens or a.iv[N_CHUNKS] > p.max_seqs:
-        fail(r, E_TABLE, r.chunk_id[0])
-        return
     iv[IN_CHUNKS] = a.iv[N_CHUNKS]
     iv[IN_TOKENS] = tokens
     iv[LAYERS_DONE] = 0
@@ -412,28 +407,24 @@ def _launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
     n = LANES + PREFILL_LANE * LANE_INTEGERS
     iv[n + LANE_LAYERS] = layers
     iv[n + LANE_BATCH] = 0
-    rows = iv[IN_CHUNKS]
-    kind = PREFILL_ITEM
+    batch = 0
     if a.iv[P_MIXED] == 1:
         batch = _join_decodes(q, r, a, p, PREFILL_LANE)
-        if iv[ERROR] != 0:
-            return
-        kind = MIXED_ITEM if batch > 0 else PREFILL_ITEM
-        gpu_s = prefill_pass_s(q, r, p, part) - dense_s(p, part, iv[IN_TOKENS], False)
-        sm_s = _prefill_pass_sm(q, r, p, part) - dense_sm(p, part, iv[IN_TOKENS], False)
-        gpu_s += dense_s(p, part, iv[IN_TOKENS] + batch, False)
-        sm_s += dense_sm(p, part, iv[IN_TOKENS] + batch, False)
-        if batch > 0:
-            gpu_s += decode_attention_s(p, part, batch, iv[n + LANE_CONTEXT])
-            sm_s += decode_attention_sm(p, part, batch, iv[n + LANE_CONTEXT])
-        rows += batch
-    else:
-        gpu_s = prefill_pass_s(q, r, p, part) * share
-        sm_s = _prefill_pass_sm(q, r, p, part) * share
+    rows = iv[IN_CHUNKS] + batch
+    if iv[IN_TOKENS] + batch > p.max_tokens or rows > p.max_seqs:
+        fail(r, E_TABLE, r.chunk_id[0])
+    if iv[ERROR] != 0:
+        return
+    kind = MIXED_ITEM if batch > 0 else PREFILL_ITEM
+    gpu_s = prefill_pass_s(q, r, p, part, batch) * share
+    sm_s = _prefill_pass_sm(q, r, p, part, batch) * share
     if last:
         gpu_s += head_s(p, part, rows)
         sm_s += head_sm(p, part, rows)
-    if kind == PREFILL_ITEM:
+    if kind == MIXED_ITEM:
+        gpu_s += decode_attention_s(p, part, batch, iv[n + LANE_CONTEXT])
+        sm_s += decode_attention_sm(p, part, batch, iv[n + LANE_CONTEXT])
+    else:
         # a pure prefill has no decode context: the field holds the batch's history for the slowdown
         history = 0
         for c in range(iv[IN_CHUNKS]):

@@ -28,21 +28,17 @@ N_READY, N_JOINING, N_PARTIAL, N_HEAP, N_EPOCH = 13, 14, 15, 16, 17
 BUSY, BURST, COMMITTED = 18, 19, 20  # lane: in flight?, steps of its burst, of which committed
 IN_DECODE, IN_CHUNKS, IN_TOKENS = 21, 22, 23  # what is in flight: cohort?, chunks, prefill tokens
 N_LOG, N_DONE, N_STEPLOG, LOG_STEPS = 24, 25, 26, 27
-ITERATIONS, DECISIONS, PURE_DECODES, FINISHED_COUNT = 28, 29, 30, 31
-DENSE_TOKENS, HEAD_ROWS, PAIRS, PREFILL_KV, DECODE_KV = 32, 33, 34, 35, 36
-GRAPH_LAUNCHES, EAGER_LAUNCHES, FLAGGED = 37, 38, 39
-ERROR, ERROR_ID, PART = 40, 41, 42
-INBOX_NEXT = 43  # first entry of the inbox that has not arrived yet
-DUE, LAYERS_DONE, BLOCKED = (
-    44,
-    45,
-    46,
-)  # two lanes: a decision is due; layers of the open prefill batch; stalled
-SMS, MODEL_LAYERS = 47, 48
-LANES = 49  # first of the lanes' own fields
+ITERATIONS, DECISIONS, FINISHED_COUNT = 28, 29, 30
+DENSE_TOKENS, HEAD_ROWS, PAIRS, PREFILL_KV, DECODE_KV = 31, 32, 33, 34, 35
+GRAPH_LAUNCHES, EAGER_LAUNCHES, FLAGGED = 36, 37, 38  # passes of decodes alone, and with prompts
+ERROR, ERROR_ID = 39, 40
+INBOX_NEXT = 41  # first entry of the inbox that has not arrived yet
+DUE, LAYERS_DONE = 42, 43  # two lanes: a decision is due; layers that the open prefill batch has run
+SMS, MODEL_LAYERS = 44, 45
+LANES = 46  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
 LANE_INTEGERS = 6
-INTEGERS = 61
+INTEGERS = LANES + 2 * LANE_INTEGERS
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
 
@@ -53,19 +49,17 @@ WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
 IN_GPU_S, IN_SM_S, IN_HOST_S = 12, 13, 14  # of a launch with chunks, priced once at launch
 TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, IDLE_LANE_SM_S = 15, 16, 17, 18  # SM-seconds lost, by class
 LANES_F = 19
-LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO, LANE_GPU, LANE_SM, LANE_HELD = (
-    0,
-    1,
-    2,
-    3,
-    4,
+LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4  # see sim.engine.lanes
+LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = (
     5,
     6,
     7,
-)
-LANE_FLOATS = 8
-FLOATS = 35
+    8,
+)  # GPU seconds, host's beyond them; SM-seconds active, held
+LANE_FLOATS = 9
+FLOATS = LANES_F + 2 * LANE_FLOATS
 
+WHOLE_GPU = 0  # the price partition of all SMs
 PREFILL_LANE, DECODE_LANE = 0, 1
 PREFILL_ITEM, DECODE_ITEM, MIXED_ITEM = 1, 2, 3
 
@@ -81,13 +75,13 @@ LOG_CAP = 1 << 15
 POLICY_SLOTS = 16
 
 # errors that a plan can make, Replica.iv[ERROR]
-OK, E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_ZERO, E_TABLE, E_LANE = 0, 1, 2, 3, 4, 5, 6, 7
+E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_TWICE, E_TABLE, E_LANE = 1, 2, 3, 4, 5, 6, 7
 ERROR_TEXT = {
     E_BLOCKS: "needs more KV blocks than are free",
     E_CHUNK: "was given a chunk that is empty or longer than what is left of its prompt",
     E_PHASE: "was named for something that its state does not allow",
     E_SLOTS: "is one more running request than the policy declared as its maximum",
-    E_ZERO: "was repeated within one plan",
+    E_TWICE: "was repeated within one plan",
     E_LANE: "was launched on a lane that is busy, on SM sets that the policy did not declare, or evicted in flight",
     E_TABLE: "makes the step larger than the price tables that the policy asked for",
 }
@@ -170,6 +164,7 @@ STEP_FIELDS = (
     "context_sum",
     "slowdown",
 )
+STEP_WIDTH = len(STEP_FIELDS)
 
 
 def array(values: Any, dtype: Any) -> Any:
@@ -257,7 +252,7 @@ def make_replica(
         log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         done=_ints(LOG_CAP + BURST_CAP + 2 * slots),
-        steplog=_floats((LOG_CAP + BURST_CAP) * len(STEP_FIELDS) if record_steps else 1),
+        steplog=_floats((LOG_CAP + BURST_CAP) * STEP_WIDTH if record_steps else 1),
         inbox=array(inbox, np.int64),
         policy_i=_ints(POLICY_SLOTS),
         policy_f=_floats(POLICY_SLOTS),

@@ -24,16 +24,19 @@ class RunRecords:
     `itl_s`, `itl_count`, `itl_end_s`: every gap between consecutive tokens of a request, pooled; equal gaps of
     one step are one row with a count; `itl_end_s` is when the later token appeared.
 
-    `totals`: sums over the whole run, all replicas: `iterations`, `decisions`, `busy_s` (GPU time with a step in
-    flight, replica-seconds), `gpu_s` (without host time), `host_bound_s` (step time beyond the GPU's),
-    `dense_tokens`, `head_rows`, `prefill_pairs` (query-key pairs of causal prefill attention),
-    `prefill_kv_tokens` (keys read by prefill attention), `decode_kv_tokens`, `sm_active_s` (SM-seconds),
-    `kv_block_s` (used blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running
-    lengths), `launches_graph`, `launches_eager`, `flagged` (steps outside the profile's coverage).
-    `window_totals`: the same from the end of warm-up on.
+    `totals`: sums over the whole run, all replicas: `iterations` (launches), `decisions`, `busy_s` (GPU time with a
+    launch in flight, replica-seconds), `gpu_s` (solo and without host time, added over lanes), `host_bound_s`
+    (host time beyond the GPU's), `dense_tokens`, `head_rows`, `prefill_pairs` (query-key pairs of causal prefill
+    attention), `prefill_kv_tokens` (keys read by prefill attention), `decode_kv_tokens`, `kv_block_s` (used
+    blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running lengths), `launches_graph`
+    and `launches_eager` (forward passes of decodes alone and with prompts; one in layer groups counts once),
+    `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class, which add up to its
+    whole: `sm_active_s`, `sm_tail_s` (of waves), `sm_host_s`, `sm_contention_s`, `sm_idle_lane_s`.
+    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends.
 
-    `steps`: one row a launch if asked for: `replica`, `lane`, `start_s`, `end_s`, `sms`, `prefill_tokens`,
-    `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `graph`.
+    `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
+    `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
+    `graph`.
     """
 
     requests: pd.DataFrame

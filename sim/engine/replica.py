@@ -35,7 +35,7 @@ from sim.engine.layout import (
     RUN_AREA,
     RUN_HEAD,
     RUN_SINCE,
-    STEP_FIELDS,
+    STEP_WIDTH,
     TOTAL,
     WAIT_AREA,
     WAIT_SINCE,
@@ -80,11 +80,11 @@ class TwoLanes(OneLane):
 
     def settle(self, now: float) -> None:
         """Commit what has ended by `now`."""
-        settle_lanes(self.q, self.r, self.p, self.x, now)
+        settle_lanes(self.q, self.r, self.x, now)
 
     def accept(self, i: int, now: float) -> None:
         """Request i arrives."""
-        accept_lanes(self.q, self.r, self.p, self.x, i, now)
+        accept_lanes(self.q, self.r, self.x, i, now)
 
     def wake_up(self, now: float) -> None:
         """Lanes keep their own time."""
@@ -210,8 +210,8 @@ class ReplicaProcess:
         self.gaps.append(np.array(r.log_gap[:n], np.float64))
         self.counts.append(np.array(r.log_count[:n], np.int64))
         self.gap_ends.append(np.array(r.log_end[:n], np.float64))
-        rows = int(r.iv[N_STEPLOG]) * len(STEP_FIELDS)
-        self.steps.append(np.array(r.steplog[:rows], np.float64).reshape(-1, len(STEP_FIELDS)))
+        rows = int(r.iv[N_STEPLOG]) * STEP_WIDTH
+        self.steps.append(np.array(r.steplog[:rows], np.float64).reshape(-1, STEP_WIDTH))
         r.iv[N_LOG] = r.iv[N_STEPLOG] = 0
         if self.on_finish is None:
             r.iv[N_DONE] = 0

@@ -25,7 +25,7 @@ from sim.engine.layout import (
     E_CHUNK,
     E_PHASE,
     E_SLOTS,
-    E_ZERO,
+    E_TWICE,
     FREE,
     HELD,
     IN_CHUNKS,
@@ -41,6 +41,7 @@ from sim.engine.layout import (
     PREFILL,
     READY,
     STEP,
+    STEP_WIDTH,
     WAITING,
 )
 from sim.engine.queues import push_running, remove_waiting
@@ -66,7 +67,7 @@ def log_step(
         chunks = r.iv[IN_CHUNKS]
         for c in range(chunks):
             history += q.computed[r.chunk_id[c]]
-    at = r.iv[N_STEPLOG] * 11
+    at = r.iv[N_STEPLOG] * STEP_WIDTH
     r.steplog[at] = start
     r.steplog[at + 1] = end
     r.steplog[at + 2] = float(lane)
@@ -153,7 +154,7 @@ def take_chunk(q: Any, r: Any, a: Any, c: int) -> None:
         return
     # `joined` means nothing before decoding: it marks the decision in which a chunk was taken
     if q.joined[i] == -iv[DECISIONS]:
-        fail(r, E_ZERO, i)
+        fail(r, E_TWICE, i)
         return
     q.joined[i] = -iv[DECISIONS]
     if tokens < 1 or tokens > q.target[i] - q.computed[i]:

@@ -23,6 +23,7 @@ from sim.engine.layout import (
     DECODE_ALL,
     FINISHED_COUNT,
     FREE,
+    GRAPH_LAUNCHES,
     GUARD,
     MANY,
     N_CHUNKS,
@@ -31,7 +32,6 @@ from sim.engine.layout import (
     N_RUN,
     NOW,
     PREFILL,
-    PURE_DECODES,
     REPEAT,
     RUN_HEAD,
     STEP_START,
@@ -57,8 +57,8 @@ def _ratio(r: Any, kf: Any) -> float:
     if r.policy_f[STARTED] == 0.0:
         r.policy_f[STARTED] = 1.0
         r.policy_f[RATIO_BASE] = kf[RATIO_START]
-        r.policy_i[DECAY_FROM] = r.iv[PURE_DECODES]
-    steps = r.iv[PURE_DECODES] - r.policy_i[DECAY_FROM]
+        r.policy_i[DECAY_FROM] = r.iv[GRAPH_LAUNCHES]
+    steps = r.iv[GRAPH_LAUNCHES] - r.policy_i[DECAY_FROM]
     ratio: float = r.policy_f[RATIO_BASE] - kf[RATIO_DECAY] * steps
     return max(ratio, kf[RATIO_LEAST])
 
@@ -66,7 +66,7 @@ def _ratio(r: Any, kf: Any) -> float:
 @jit
 def _set_ratio(r: Any, ratio: float) -> None:
     r.policy_f[RATIO_BASE] = ratio
-    r.policy_i[DECAY_FROM] = r.iv[PURE_DECODES]
+    r.policy_i[DECAY_FROM] = r.iv[GRAPH_LAUNCHES]
 
 
 @jit

@@ -55,7 +55,7 @@ def plan(q: Any, r: Any, a: Any, ki: Any) -> None:
 @jit
 def advance(q: Any, r: Any, a: Any, p: Any, x: Any, b: Any, y: Any, ki: Any, kf: Any, limit: float) -> None:
     """Run the replica until `limit`."""
-    while begin_lanes(q, r, p, x, limit):
+    while begin_lanes(q, r, x, limit):
         plan(q, r, a, ki)
         if not execute_lanes(q, r, a, p, x):
             return
@@ -117,7 +117,8 @@ class StaticSplitPolicy(CompiledPolicy):
     def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
         """The split, and what it overlaps with while one side has expanded."""
         p, d = self.split(deployment)
-        return [(p, d), (deployment.sms, d), (p, deployment.sms), (deployment.sms, deployment.sms)]
+        expanded = [(deployment.sms, d), (p, deployment.sms)] if self["expand_when_idle"] else []
+        return list(dict.fromkeys([(p, d), *expanded]))
 
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
         """Limits, layer group, expansion, and the two price partitions."""

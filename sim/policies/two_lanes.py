@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.engine.cohort import blocks_now, decode_need
+from sim.engine.cohort import blocks_now, decode_need, needs_block
 from sim.engine.lanes import lane_idle
 from sim.engine.layout import (
     BLOCK,
@@ -62,15 +62,18 @@ def make_room(q: Any, r: Any, a: Any) -> int:
     while free < 0 and i >= 0:
         if q.phase[i] != PREFILL:
             add_victim(a, i)
-            # its own block for the step is not needed any more either
-            free += blocks_now(q, r, i) + 1
+            # a block that it needed for the step is not needed any more either
+            free += blocks_now(q, r, i) + needs_block(q, r, i)
         i = q.prev[i]
     return int(free)
 
 
 @jit
-def admit_prompts(q: Any, r: Any, a: Any, most_tokens: int, most_seqs: int, spare: int, free: int) -> int:
-    """Whole prompts first come first served, up to `most_tokens` (one longer prompt runs alone); returns tokens."""
+def admit_prompts(q: Any, r: Any, a: Any, most_tokens: int, most_seqs: int, spare: int, free: int) -> None:
+    """Plan whole prompts first come first served, up to `most_tokens`; one longer prompt runs alone.
+
+    Of `free` blocks `spare` stay free.
+    """
     tokens, running = 0, r.iv[N_RUN]
     i = r.iv[WAIT_HEAD]
     while i >= 0 and running < most_seqs:
@@ -85,7 +88,6 @@ def admit_prompts(q: Any, r: Any, a: Any, most_tokens: int, most_seqs: int, spar
         tokens += size
         running += 1
         i = q.next[i]
-    return tokens
 
 
 @jit
