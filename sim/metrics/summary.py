@@ -24,6 +24,10 @@ from sim.metrics.saturation import detect
 from sim.metrics.utilisation import utilisation
 
 
+# each reason shows a request's own arithmetic: a summary lists the commonest
+MOST_REASONS = 20
+
+
 def summarise(
     records: RunRecords,
     *,
@@ -77,8 +81,11 @@ def _of_window(records: RunRecords) -> Any:
 def _counts(records: RunRecords, overlength: int) -> dict[str, Any]:
     requests = records.requests
     status = requests["status"].value_counts()
-    reasons = requests.loc[requests["status"] == "rejected", "reason"].value_counts().sort_index()
-    because = {str(reason): int(n) for reason, n in reasons.items()}
+    reasons = requests.loc[requests["status"] == "rejected", "reason"].value_counts()
+    reasons = reasons.sort_index().sort_values(ascending=False, kind="stable")
+    because = {str(reason): int(n) for reason, n in reasons.head(MOST_REASONS).items()}
+    if len(reasons) > MOST_REASONS:
+        because["others, told in requests.parquet"] = int(reasons.iloc[MOST_REASONS:].sum())
     if overlength:
         because["longer than the model's context"] = overlength
     return {

@@ -159,3 +159,15 @@ def test_plain_numbers_only() -> None:
 def test_provenance_collapses_to_its_kind() -> None:
     shares = {"measured": 0.5, "measured, scaled by 2": 0.25, "extrapolated from x by y": 0.25}
     assert by_kind(shares) == {"measured": 0.75, "extrapolated": 0.25}
+
+
+def test_reasons_are_the_commonest_and_the_rest_is_counted() -> None:
+    nan = float("nan")
+    gone = {"status": "rejected", "first_scheduled_s": nan, "max_itl_s": nan, "replica": -1}
+    rows = [request(0.0, nan, nan, reason=f"reason {n:02d}", **gone) for n in range(25)]
+    rows.append(request(0.0, nan, nan, reason="reason 24", **gone))
+    found = summary(records(rows))["rejected_reasons"]
+    assert len(found) == 21
+    assert next(iter(found.items())) == ("reason 24", 2)
+    assert found["others, told in requests.parquet"] == 5
+    assert sum(found.values()) == 26
