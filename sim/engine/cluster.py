@@ -127,7 +127,7 @@ class LeastOutstanding:
         return min(range(len(replicas)), key=lambda k: (replicas[k].outstanding, k))
 
 
-ROUTERS: dict[str, type[RoundRobin] | type[LeastOutstanding]] = {
+ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
     "least-outstanding": LeastOutstanding,
 }

@@ -354,7 +354,7 @@ def _start(r: Any, p: Any, lane: int, kind: int, part: int, gpu_s: float, sm_s: 
 
 
 @jit
-def _open_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
+def _open_prefill(q: Any, r: Any, a: Any) -> None:
     """Take the plan's chunks as the prefill batch that runs through the layers."""
     iv = r.iv
     tokens = 0
@@ -398,7 +398,7 @@ def _join_decodes(q: Any, r: Any, a: Any, p: Any, lane: int) -> int:
 def _launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
     iv = r.iv
     if iv[IN_CHUNKS] == 0:
-        _open_prefill(q, r, a, p)
+        _open_prefill(q, r, a)
     if iv[ERROR] != 0 or iv[IN_CHUNKS] == 0:
         return
     part, layers = a.iv[P_PART], min(a.iv[P_LAYERS], iv[MODEL_LAYERS] - iv[LAYERS_DONE])

@@ -32,7 +32,8 @@ class RunRecords:
     and `launches_eager` (forward passes of decodes alone and with prompts; one in layer groups counts once),
     `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class, which add up to its
     whole: `sm_active_s`, `sm_tail_s` (of waves), `sm_host_s`, `sm_contention_s`, `sm_idle_lane_s`.
-    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends.
+    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but its
+    `prefill_pairs` and `prefill_kv_tokens` to that in which it starts.
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),

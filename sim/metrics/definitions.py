@@ -19,7 +19,6 @@ Bools = NDArray[np.bool_]
 
 PERCENTILES = (90, 95, 99)
 STALL_THRESHOLDS_MS = (200, 500)
-SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,17 @@ METRICS = (
 )
 
 
+def _t_95(freedom: int) -> float:
+    """The quantile beyond the table: Fisher's expansion (Abramowitz and Stegun 26.7.5) to its second term."""
+    return 1.959964 + 2.372271 / freedom + 2.822498 / freedom**2
+
+
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """95 % Student-t interval of the mean of independent replicates; None below two of them."""
     n = len(values)
     if n < 2:
         return None
-    t = T_95[n - 2] if n - 1 <= len(T_95) else 1.96 * (1 + 1.0 / (2 * (n - 1)))
+    t = T_95[n - 2] if n - 1 <= len(T_95) else _t_95(n - 1)
     mean = float(np.mean(values))
     half = t * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half

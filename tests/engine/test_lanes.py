@@ -14,7 +14,18 @@ from workloads import workload, workloads
 
 from sim.engine import RunRecords, simulate
 from sim.engine.lanes import begin_lanes, execute_lanes
-from sim.engine.layout import COHORT, D_LAUNCH, D_PART, N_READY, P_LAYERS, P_PART, RUN_HEAD
+from sim.engine.layout import (
+    COHORT,
+    D_LAUNCH,
+    D_PART,
+    MODEL_LAYERS,
+    N_CHUNKS,
+    N_READY,
+    P_LAYERS,
+    P_MIXED,
+    P_PART,
+    RUN_HEAD,
+)
 from sim.engine.plans import add_victim
 from sim.errors import PlanError
 from sim.metrics.conservation import check_conservation
@@ -240,6 +251,53 @@ def test_mistakes_of_a_policy_are_refused(mistake: str, monkeypatch: pytest.Monk
     load = in_ticks([0, 40], [8, 8], [4, 4])
     with pytest.raises(PlanError, match="launched on a lane that is busy"):
         simulate(load, Wrong(max_num_seqs=8), cost, num_gpu_blocks=100, jitter=False)
+
+
+class Riding(StaticSplitPolicy):
+    """Prompts take the decodes along whenever both are there."""
+
+    @staticmethod
+    def advance(  # type: ignore[override]
+        q: Any, r: Any, a: Any, p: Any, x: Any, b: Any, y: Any, ki: Any, kf: Any, limit: float
+    ) -> None:
+        while begin_lanes(q, r, x, limit):
+            clear_lanes(a)
+            decodes = r.iv[COHORT] + r.iv[N_READY]
+            if may_decode(r) and may_prefill(r):
+                admit_prompts(q, r, a, ki[0], ki[1], 0, 100)
+                if a.iv[N_CHUNKS] > 0:
+                    a.iv[P_LAYERS], a.iv[P_MIXED] = r.iv[MODEL_LAYERS], 1
+                elif decodes > 0:
+                    a.iv[D_LAUNCH] = 1
+            if not execute_lanes(q, r, a, p, x):
+                return
+
+
+def test_decodes_may_ride_in_a_pass_of_prompts() -> None:
+    cost = lane_cost(lane_tables(TOKEN * TICK, STEP * TICK), (9.0, 9.0))
+    load = in_ticks([0, 40, 40], [8, 10, 3], [4, 2, 1])
+    policy = Riding(max_num_seqs=8)
+    records = simulate(load, policy, cost, num_gpu_blocks=100, jitter=False, record_steps=True)
+    # 8 tokens; a step; 13 tokens and a decode in one pass; two decode; the first alone has its fourth token
+    assert ticks(lane(records, 0)["end_s"]) == close([32, 96 + 14 * 4])
+    assert lane(records, 0)["decode_batch"].tolist() == [0, 1]
+    assert ticks(lane(records, 1)["end_s"]) == close([96, 152 + 64])
+    assert ticks(records.requests["finish_s"]) == close([216, 216, 152])
+    assert ticks(records.requests["max_itl_s"])[:2] == close([64, 64])
+    totals = records.totals
+    assert (totals["launches_eager"], totals["launches_graph"]) == (2, 2)
+    assert (totals["dense_tokens"], totals["head_rows"]) == (21 + 4, 3 + 4)
+    assert totals["decode_kv_tokens"] == 9 + 10 + (11 + 11)
+
+
+def test_a_pass_with_riders_must_fit_the_price_tables() -> None:
+    cost = lane_cost(lane_tables(TOKEN * TICK, STEP * TICK), max_context=64)
+    load = in_ticks([0, 40], [8, 50], [9, 1])
+    full = Riding(max_num_seqs=2, max_prefill_tokens=50)
+    assert simulate(load, full, cost, num_gpu_blocks=100, jitter=False).totals["launches_eager"] == 2
+    crowded = in_ticks([0, 40, 40], [8, 30, 34], [9, 1, 1])
+    with pytest.raises(PlanError, match="makes the step larger than the price tables"):
+        simulate(crowded, Riding(max_num_seqs=8, max_prefill_tokens=64), cost, num_gpu_blocks=100)
 
 
 @st.composite

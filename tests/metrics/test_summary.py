@@ -140,6 +140,10 @@ def test_replicates_give_a_student_interval_and_one_run_none() -> None:
     low, high = mean_interval([1.0, 2.0, 3.0]) or (0, 0)
     assert (low, high) == pytest.approx((2 - 4.303 / math.sqrt(3), 2 + 4.303 / math.sqrt(3)))
     assert mean_interval([1.0]) is None
+    # 97.5 % quantiles for 31, 40 and 120 degrees of freedom (any statistics table)
+    for n, t in ((32, 2.03951), (41, 2.02108), (121, 1.97993)):
+        low, high = mean_interval([-1.0, 1.0] + [0.0] * (n - 2)) or (0, 0)
+        assert high * np.sqrt(n) / np.sqrt(2 / (n - 1)) == pytest.approx(t, abs=1e-4)
     runs = [
         {"policy": "p", "request_rate": 1.0, "slo_attainment": x, "p99_ttft_ms": None} for x in (0.9, 1.0)
     ]
