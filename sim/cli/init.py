@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path())
 @click.option("--force", is_flag=True, help="Overwrite an experiment.yaml that is there.")
 def init(folder: Path, force: bool) -> None:

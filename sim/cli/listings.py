@@ -9,10 +9,8 @@ import click
 
 from sim.cli.tables import table
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-
-@click.command(context_settings=SETTINGS)
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(as_json: bool) -> None:
     """List the built-in models.
@@ -64,7 +62,7 @@ def models(as_json: bool) -> None:
     click.echo(table(header, listed))
 
 
-@click.command(context_settings=SETTINGS)
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def gpus(as_json: bool) -> None:
     """List the built-in GPUs: dense peak rates, memory as a program sees it.
@@ -95,7 +93,7 @@ def gpus(as_json: bool) -> None:
     click.echo(table(header, listed))
 
 
-@click.command(context_settings=SETTINGS)
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, knobs included.")
 def policies(as_json: bool) -> None:
     """List the serving policies and presets with their sources.

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-
-@click.command(context_settings=SETTINGS)
+@click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write [DIR/report.html].")
 @click.option(

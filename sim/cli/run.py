@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.units import GIB
+
 if TYPE_CHECKING:
     from sim.study.plan import Study
 
 SLO_WORD = re.compile(r"^[A-Za-z0-9_]+:[^:/\\]+$")
 SLO_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2el": "e2el_ms"}
-GIB = 2**30
 PARTS = ("budget", "weight", "activation", "runtime", "kv")
 
 
@@ -37,7 +38,7 @@ class RunCommand(click.Command):
         return super().parse_args(ctx, spread)
 
 
-@click.command(cls=RunCommand, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=RunCommand)
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Result folder (default: out/NAME).")
 @click.option(

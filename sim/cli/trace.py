@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group()
 def trace() -> None:
     """Show, convert or generate request traces.
 
