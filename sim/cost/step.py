@@ -105,14 +105,21 @@ def prefill_attention_sm(P: Prices, part: int, q: int, h: int) -> float:
 
 
 @jit
-def step_s(P: Prices, gpu_s: float, n: int, graph: bool) -> float:
-    """Seconds of a step of n sequences with its host time: max(host, GPU) + what cannot be hidden."""
-    if graph:
-        host = P.host_graph_s[n]
-        gap = P.gap_graph_s[0]
-    else:
-        host = P.host_eager_s[n]
-        gap = P.gap_eager_s[0]
-    if host > gpu_s:
-        return host + gap  # type: ignore[no-any-return]
-    return gpu_s + gap  # type: ignore[no-any-return]
+def decode_pass_s(P: Prices, part: int, b: int, c: int) -> float:
+    """GPU seconds of a step of b decodes with c context tokens in all, launched as a graph."""
+    seconds: float = dense_s(P, part, b, True)
+    return seconds + head_s(P, part, b) + decode_attention_s(P, part, b, c)
+
+
+@jit
+def decode_pass_sm(P: Prices, part: int, b: int, c: int) -> float:
+    """SM-seconds of `decode_pass_s`."""
+    sm_s: float = dense_sm(P, part, b, True)
+    return sm_s + head_sm(P, part, b) + decode_attention_sm(P, part, b, c)
+
+
+@jit
+def step_s(P: Prices, gpu_s: float, host_s: float, gap_s: float, number: int) -> float:
+    """Seconds of a whole step: the longer of GPU and host, what cannot be hidden, jitter of this step's number."""
+    longer = gpu_s if gpu_s >= host_s else host_s
+    return (longer + gap_s) * P.noise[number % len(P.noise)]  # type: ignore[no-any-return]

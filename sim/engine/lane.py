@@ -13,12 +13,15 @@ from typing import Any
 from sim.cost.step import (
     decode_attention_s,
     decode_attention_sm,
+    decode_pass_s,
+    decode_pass_sm,
     dense_s,
     dense_sm,
     head_s,
     head_sm,
     prefill_attention_s,
     prefill_attention_sm,
+    step_s,
 )
 from sim.engine.cohort import fail, preempt
 from sim.engine.layout import (
@@ -82,26 +85,6 @@ from sim.engine.layout import (
 from sim.engine.queues import push_waiting
 from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, take_chunk
 from sim.jit import jit
-
-
-@jit
-def _decode_gpu_s(p: Any, part: int, batch: int, context: int) -> float:
-    seconds: float = dense_s(p, part, batch, True)
-    return seconds + head_s(p, part, batch) + decode_attention_s(p, part, batch, context)
-
-
-@jit
-def _decode_sm_s(p: Any, part: int, batch: int, context: int) -> float:
-    sm_seconds: float = dense_sm(p, part, batch, True)
-    return sm_seconds + head_sm(p, part, batch) + decode_attention_sm(p, part, batch, context)
-
-
-@jit
-def _step_s(p: Any, gpu_s: float, host_s: float, gap_s: float, number: int) -> float:
-    """Whole step: the longer of GPU and host, what cannot be hidden, jitter of this step's number."""
-    longer = gpu_s if gpu_s >= host_s else host_s
-    seconds: float = (longer + gap_s) * p.noise[number % len(p.noise)]
-    return seconds
 
 
 @jit
@@ -184,8 +167,8 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     if iv[IN_DECODE] == 1:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
-        gpu_s = _decode_gpu_s(p, WHOLE_GPU, batch, context)
-        sm_s = _decode_sm_s(p, WHOLE_GPU, batch, context)
+        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
+        sm_s = decode_pass_sm(p, WHOLE_GPU, batch, context)
         host_s = p.host_graph_s[batch]
         iv[GRAPH_LAUNCHES] += 1
     else:
@@ -273,7 +256,7 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     fv[IN_GPU_S] = gpu_s
     fv[IN_SM_S] = sm_s
     fv[IN_HOST_S] = p.host_eager_s[rows]
-    r.ends[0] = now + _step_s(p, gpu_s, fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
+    r.ends[0] = now + step_s(p, gpu_s, fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
     return True
 
 
@@ -288,8 +271,8 @@ def _price_burst(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: flo
     n = 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
-        gpu_s = _decode_gpu_s(p, WHOLE_GPU, batch, context)
-        end += _step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
+        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
+        end += step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
         r.ends[n] = end
         n += 1
         context += batch

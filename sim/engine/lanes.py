@@ -14,12 +14,15 @@ from sim.cost.pairs import pair_factor
 from sim.cost.step import (
     decode_attention_s,
     decode_attention_sm,
+    decode_pass_s,
+    decode_pass_sm,
     dense_s,
     dense_sm,
     head_s,
     head_sm,
     prefill_attention_s,
     prefill_attention_sm,
+    step_s,
 )
 from sim.engine.cohort import fail, preempt
 from sim.engine.layout import (
@@ -326,19 +329,12 @@ def _prefill_pass_sm(q: Any, r: Any, p: Any, part: int, batch: int) -> float:
 
 
 @jit
-def decode_pass_s(p: Any, part: int, batch: int, context: int) -> float:
-    """Solo GPU seconds of a decode step on a partition."""
-    seconds = dense_s(p, part, batch, True) + head_s(p, part, batch)
-    return float(seconds + decode_attention_s(p, part, batch, context))
-
-
-@jit
 def _start(r: Any, p: Any, lane: int, kind: int, part: int, gpu_s: float, sm_s: float, host_s: float) -> None:
     """`gpu_s`, `sm_s`: of the GPU; `host_s`: whole time if the host were the longer side."""
     iv, fv = r.iv, r.fv
     n, f = LANES + lane * LANE_INTEGERS, LANES_F + lane * LANE_FLOATS
     gap_s = p.gap_graph_s[0] if kind == DECODE_ITEM else p.gap_eager_s[0]
-    solo = (max(gpu_s, host_s) + gap_s) * p.noise[(iv[ITERATIONS] + lane) % len(p.noise)]
+    solo = step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + lane)
     iv[n + LANE_BUSY] = 1
     iv[n + LANE_KIND] = kind
     iv[n + LANE_PART] = part
@@ -442,11 +438,7 @@ def _launch_decode(q: Any, r: Any, a: Any, p: Any) -> None:
     part, context = a.iv[D_PART], r.iv[n + LANE_CONTEXT]
     r.iv[n + LANE_LAYERS] = r.iv[MODEL_LAYERS]
     gpu_s = decode_pass_s(p, part, batch, context)
-    sm_s = (
-        dense_sm(p, part, batch, True)
-        + head_sm(p, part, batch)
-        + decode_attention_sm(p, part, batch, context)
-    )
+    sm_s = decode_pass_sm(p, part, batch, context)
     _start(r, p, DECODE_LANE, DECODE_ITEM, part, gpu_s, sm_s, p.host_graph_s[batch])
 
 

@@ -48,7 +48,8 @@ def priced(P: Prices, part: int, launch: Launch, step=step) -> tuple[float, floa
     for i, (q, h) in enumerate(launch.chunks):
         seconds += step.prefill_attention_s(P, part, q, h) - (P.pre_fixed_s[part] if i else 0.0)
         sm_s += step.prefill_attention_sm(P, part, q, h)
-    return seconds, step.step_s(P, seconds, n, graph), sm_s
+    host, gap = (P.host_graph_s, P.gap_graph_s) if graph else (P.host_eager_s, P.gap_eager_s)
+    return seconds, step.step_s(P, seconds, host[n], gap[0], 0), sm_s
 
 
 launches = st.builds(
@@ -153,10 +154,10 @@ def test_nothing_costs_nothing():
 
 def test_small_steps_are_bound_by_the_host():
     P = TABLES["llama-3.1-8b"]
-    host = P.host_eager_s[1] + P.gap_eager_s[0]
-    assert step.step_s(P, 1e-6, 1, False) == host
-    assert step.step_s(P, 1.0, 1, False) == 1.0 + P.gap_eager_s[0]
-    assert step.step_s(P, 1.0, 1, True) == 1.0 + P.gap_graph_s[0]
+    host, gap = P.host_eager_s[1], P.gap_eager_s[0]
+    assert step.step_s(P, 1e-6, host, gap, 0) == host + gap
+    assert step.step_s(P, 1.0, host, gap, 0) == 1.0 + gap
+    assert step.step_s(P._replace(noise=[1.0, 1.5]), 1.0, host, gap, 3) == 1.5 * (1.0 + gap)
 
 
 def test_jitter_is_seeded_per_replica_and_keeps_the_mean():

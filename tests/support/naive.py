@@ -95,7 +95,8 @@ def step_seconds(P: Any, chunks: list[tuple[int, int]], contexts: list[int], num
         gpu += attention - (len(chunks) - 1) * P.pre_fixed_s[0]
     if contexts:
         gpu += price.decode_attention_s(P, 0, len(contexts), sum(contexts))
-    return price.step_s(P, gpu, rows, graph) * P.noise[number % len(P.noise)]
+    host, gap = (P.host_graph_s, P.gap_graph_s) if graph else (P.host_eager_s, P.gap_eager_s)
+    return (max(gpu, host[rows]) + gap[0]) * P.noise[number % len(P.noise)]
 
 
 def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
