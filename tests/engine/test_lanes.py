@@ -101,7 +101,7 @@ def test_what_has_been_done_counts_whatever_the_neighbour_did_since() -> None:
         ),
         cost,
     )
-    sides = [lane(records, 0), lane(records, 1)]
+    sides, lost = [lane(records, 0), lane(records, 1)], 0.0
     for mine, other, factor in ((*sides, of_prefill), (*sides[::-1], of_decode)):
         solo = (
             TOKEN * TICK * mine["prefill_tokens"] if mine is sides[0] else STEP * TICK + 0.0 * mine["end_s"]
@@ -111,6 +111,8 @@ def test_what_has_been_done_counts_whatever_the_neighbour_did_since() -> None:
             overlap = float(both.clip(lower=0).sum())
             assert (end - start - overlap) + overlap / factor == close(own)
             assert slow == close((end - start) / own)
+            lost += (end - start - own) * int(mine["sms"][0])
+    assert records.totals["sm_contention_s"] == pytest.approx(lost, rel=1e-9)
 
 
 @pytest.mark.parametrize("factors", [(1.0, 1.0), (1.5, 1.25)])
