@@ -22,18 +22,18 @@ H_KNOTS = np.array([0, 1024, 4096, 16384, 65536])
 B_KNOTS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 C_KNOTS = np.array([128, 512, 1024, 2048, 4096, 8192, 16384, 65536])
 Q_SHIFT, H_SHIFT, C_SHIFT = 4, 8, 6
+QS, HS, BS, CS = len(Q_KNOTS), len(H_KNOTS), len(B_KNOTS), len(C_KNOTS)
 
 
 class Pairs(NamedTuple):
     """Tables over C configurations x prefill tokens x history x batch x context, flat.
 
     `sms[i]`: SMs of price partition i (0: the whole GPU). `config[i * len(sms) + j]`: configuration of prefill on
-    partition i beside decode on partition j, -1 if the policy did not ask for it. `layers`: of the model.
+    partition i beside decode on partition j, -1 if the policy did not ask for it.
     """
 
     sms: Any
     config: Any
-    layers: int
     q_at: Any
     q_knot: Any
     q_inv: Any
@@ -49,18 +49,17 @@ class Pairs(NamedTuple):
 @jit
 def pair_factor(x: Any, table: Any, config: int, q: int, h: int, b: int, c: int) -> float:
     """Slowdown from `table` for q prefill tokens on mean history h beside b decodes of mean context c."""
-    qs = min(q >> 4, len(x.q_at) - 1)
+    qs = min(q >> Q_SHIFT, len(x.q_at) - 1)
     i = x.q_at[qs]
-    j = x.h_at[min(h >> 8, len(x.h_at) - 1)]
+    j = x.h_at[min(h >> H_SHIFT, len(x.h_at) - 1)]
     k = x.b_at[min(b, len(x.b_at) - 1)]
-    m = x.c_at[min(c >> 6, len(x.c_at) - 1)]
+    m = x.c_at[min(c >> C_SHIFT, len(x.c_at) - 1)]
     u = min(max((q - x.q_knot[i]) * x.q_inv[i], 0.0), 1.0)
     v = min(max((b - x.b_knot[k]) * x.b_inv[k], 0.0), 1.0)
-    row = 11 * 8
-    at = ((config * 11 + i) * 5 + j) * row + k * 8 + m
-    low = table[at] + (table[at + 8] - table[at]) * v
-    at += 5 * row
-    high = table[at] + (table[at + 8] - table[at]) * v
+    at = (((config * QS + i) * HS + j) * BS + k) * CS + m
+    low = table[at] + (table[at + CS] - table[at]) * v
+    at += HS * BS * CS
+    high = table[at] + (table[at + CS] - table[at]) * v
     factor: float = low + (high - low) * u
     return factor
 
@@ -125,7 +124,6 @@ def compile_pairs(
     tables = Pairs(
         sms=np.array(sizes),
         config=config,
-        layers=cost.model.layers,
         q_at=_lower(Q_KNOTS, np.arange(0, Q_KNOTS[-1] + 1, 1 << Q_SHIFT)),
         q_knot=Q_KNOTS.astype(float),
         q_inv=1.0 / np.diff(Q_KNOTS),
