@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from calib.fit.solo import Solo
+from sim.cost.base import Curve
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
@@ -22,7 +23,17 @@ DEFAULTS = {
 
 def named_curves(solo: Mapping[str, Solo]) -> dict[str, MeasuredCurve]:
     """Curves by operator, families with variants also under their plain name."""
-    curves = {name: one.fitted.curve for name, one in solo.items()}
+    return with_defaults({name: one.fitted.curve for name, one in solo.items()})
+
+
+def loaded_curves(profile: CurveProfile) -> dict[str, MeasuredCurve]:
+    """The measured curves of a loaded profile."""
+    return {name: one for name, one in profile.curves.items() if isinstance(one, MeasuredCurve)}
+
+
+def with_defaults(curves: Mapping[str, MeasuredCurve]) -> dict[str, MeasuredCurve]:
+    """The curves, and each family's default variant under the family's name."""
+    curves = dict(curves)
     for family, order in DEFAULTS.items():
         found = next((name for name in order if name in curves), None)
         if found is not None:
@@ -30,10 +41,13 @@ def named_curves(solo: Mapping[str, Solo]) -> dict[str, MeasuredCurve]:
     return curves
 
 
-def cost_of(solo: Mapping[str, Solo], gpu: GpuSpec, model: str, attention: str = "") -> ProfiledCost:
-    """Prices by these curves over the spec profile; `attention`: back end of prefill attention (fa2, fa3)."""
+def cost_of(
+    measured: Mapping[str, MeasuredCurve], gpu: GpuSpec, model: str, attention: str = ""
+) -> ProfiledCost:
+    """Prices by these curves over the spec profile, without terms of whole steps; `attention`: back end of prefill
+    attention (fa2, fa3)."""
     base = spec_profile(gpu)
-    curves = {**base.curves, **named_curves(solo)}
+    curves: dict[str, Curve] = {**base.curves, **measured}
     if f"prefill_attention/{attention}" in curves:
         curves["prefill_attention"] = curves[f"prefill_attention/{attention}"]
     profile = replace(base, name="fitted", curves=curves)

@@ -110,6 +110,7 @@ def fit_form(points: Points, gpu: GpuSpec, kind: str = "waves", start: Form | No
 
     With `start` (an earlier fit) only what that one identified is fitted again, from its values.
     """
+    base = "blocks" if kind in KERNELS else kind
     bounds, fixed = bounds_of(points.kind, kind, gpu)
     sample = thinned(points, MOST_POINTS)
     logs = np.log(sample.seconds)
@@ -125,7 +126,7 @@ def fit_form(points: Points, gpu: GpuSpec, kind: str = "waves", start: Form | No
 
     fitted = fit(error, bounds, start.terms if start else None, reject=start is None)
     terms = {**fixed, **fitted.values}
-    return Form(kind, form_of(gpu, "blocks" if kind in KERNELS else kind, terms, "measured"), terms, fitted)
+    return Form(kind, form_of(gpu, base, terms, "measured"), terms, fitted)
 
 
 def thinned(points: Points, most: int) -> Points:

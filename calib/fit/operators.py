@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,19 @@ class Chosen:
 
 
 def evaluate(
-    points: Points, gpu: GpuSpec, candidates: Sequence[Recipe], whole: Mapping[str, Form]
+    points: Points,
+    gpu: GpuSpec,
+    candidates: Sequence[Recipe],
+    whole: Mapping[str, Form],
+    alpha: bool = True,
 ) -> dict[int, dict[str, tuple[Floats, Floats]]]:
-    """(predicted, measured) held-out seconds by fold, for each candidate by its index; -1 is SRM x alpha.
+    """(predicted, measured) held-out seconds by fold, for each candidate by its index; -1 is SRM x alpha (`alpha`).
 
     Forms are fitted anew for each fold, starting from `whole` (fits to all points); what is held out is never seen.
     """
-    found: dict[int, dict[str, tuple[Floats, Floats]]] = {i: {} for i in range(-1, len(candidates))}
+    found: dict[int, dict[str, tuple[Floats, Floats]]] = {
+        i: {} for i in range(-1 if alpha else 0, len(candidates))
+    }
     for kind in MEANING:
         parts: dict[int, list[Floats]] = {i: [] for i in found}
         measured: list[Floats] = []
@@ -44,20 +50,22 @@ def evaluate(
             measured.append(left.seconds)
             forms = {name: fit_form(train, gpu, name, whole[name]) for name in {c.form for c in candidates}}
             for i, recipe in enumerate(candidates):
+                if kind == "shapes" and recipe.method == "table":
+                    continue  # interpolation knows nothing of other shapes
                 recipe = pooled(recipe) if kind == "shapes" else recipe
                 parts[i].append(fit_curve(train, gpu, recipe, forms[recipe.form]).seconds(left))
-            parts[-1].append(fit_srm_alpha(train, gpu).seconds(left))
+            if alpha and kind != "shapes":
+                parts[-1].append(fit_srm_alpha(train, gpu).seconds(left))
         if measured:
             truth = np.concatenate(measured)
             for i, predicted in parts.items():
-                found[i][kind] = (np.concatenate(predicted), truth)
+                if predicted:
+                    found[i][kind] = (np.concatenate(predicted), truth)
     return found
 
 
 def pooled(recipe: Recipe) -> Recipe:
     """The recipe with a residual for constants that were not measured, if it has residuals."""
-    from dataclasses import replace
-
     return replace(recipe, pooled=recipe.residual and recipe.method == "form")
 
 
@@ -81,4 +89,4 @@ def choose(points: Points, gpu: GpuSpec) -> Chosen:
 def recheck(points: Points, gpu: GpuSpec, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Errors by fold of one recipe, computed anew."""
     whole = {recipe.form: fit_form(points, gpu, recipe.form)}
-    return {kind: errors(*pair) for kind, pair in evaluate(points, gpu, [recipe], whole)[0].items()}
+    return {kind: errors(*pair) for kind, pair in evaluate(points, gpu, [recipe], whole, False)[0].items()}

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.cost.gpu import GpuSpec
+from sim.cost.measured_blocks import Blocks, BlocksCurve
+from sim.cost.measured_flat import Flat, FlatCurve
 from sim.cost.measured_grid import Grid
 from sim.cost.operators import decode_keys
 from sim.cost.shapes import (
@@ -28,8 +30,6 @@ from sim.cost.shapes import (
     Shape,
     Timing,
 )
-from sim.cost.measured_blocks import Blocks, BlocksCurve
-from sim.cost.measured_flat import Flat, FlatCurve
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
 
@@ -187,8 +187,12 @@ def read_curves(path: Path) -> dict[str, Any]:
 
 def load_curve(path: Path, entry: CurveEntry, gpu: GpuSpec) -> MeasuredCurve:
     """The curve of a `profile.yaml` entry of form `measured`: the part of `curves.json` under its operator."""
-    found = read_curves(path).get("curves", {}).get(entry.operator)
-    if found is None:
+    curves = read_curves(path).get("curves", {})
+    found = curves.get(entry.operator)
+    if isinstance(found, dict) and "same_as" in found:
+        # a family's plain name stands for one of its variants
+        found = curves.get(found["same_as"])
+    if not isinstance(found, dict):
         raise SimctlError(f"{path} has no curve for '{entry.operator}'.")
     return curve_from_data(
         found, gpu, entry.label, entry.coverage, entry.extrapolation, f"{path}, {entry.operator}"

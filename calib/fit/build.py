@@ -1,0 +1,278 @@
+"""A profile's folder out of a calibration's: curves, terms of whole steps, contention, and the table of errors.
+
+`curves.json` and `contention.json` are what `sim.cost` reads, `errors.json` is every method on every fold, and
+`profile.yaml` says where the numbers are from and how far off they were on points that the fit had not seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from calib.fit.assemble import DEFAULTS, cost_of, named_curves
+from calib.fit.composition import fit_and_score, scaled_share
+from calib.fit.contention import contention_errors, contention_of
+from calib.fit.hosts import fit_energy, fit_host, hot_runs
+from calib.fit.points import Points, gpu_of, read_rows
+from calib.fit.solo import Solo, fit_solo
+from calib.fit.steps import SWEEPS, Steps, read_steps
+from sim.cost.gpu import GpuSpec, load_gpu
+from sim.cost.measured import MeasuredCurve, curve_data
+from sim.cost.measured_contention import MeasuredContention
+from sim.cost.measured_steps import Composition, composition_data
+from sim.cost.model import load_model
+from sim.cost.profile import SCHEMA_VERSION
+from sim.errors import SimctlError
+
+CURVES, CONTENTION, ERRORS = "curves.json", "contention.json", "errors.json"
+BY_FOLD = "rows"  # the fold that headline errors are of, until a run of its own was measured
+FORM_NAMES = {"waves": "wave form", "flat": "roofline", "persistent": "block form", "split": "block form"}
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that a profile's folder holds beside its measurements."""
+
+    gpu: GpuSpec
+    run: Mapping[str, Any]
+    solo: Mapping[str, Solo]
+    composition: Composition | None
+    contention: MeasuredContention | None
+    host: Mapping[str, Any]
+    energy: Mapping[str, Any]
+    hot: list[dict[str, Any]]
+    jitter_sd: float
+    errors: dict[str, Any]
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """`run.yaml` of a calibration; SimctlError if there is none."""
+    path = folder / "run.yaml"
+    if not path.is_file():
+        raise SimctlError(f"'{folder}' holds no calibration: there is no run.yaml in it.")
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text: None) -> Built:
+    """Fit everything that a calibration's folder holds; `gpu_name` overrides the device that it names."""
+    run = read_run(folder)
+    gpu = load_gpu(gpu_name or gpu_of(run["gpu"]["name"]))
+    if run["gpu"]["sms"] != gpu.sms:
+        raise SimctlError(f"{folder / 'run.yaml'}: a {gpu.name} has {gpu.sms} SMs, not {run['gpu']['sms']}.")
+    solo = fit_solo(folder, gpu, tick)
+    tick("whole steps")
+    curves = named_curves(solo)
+    composition, of_steps, jitter = fit_steps(folder, gpu, run["model"], curves)
+    tick("contention")
+    contention, of_pairs = fit_pairs(folder, gpu)
+    hot = hot_runs(folder)
+    layers = load_model(run["model"]).layers
+    errors = {
+        "operators": {name: one.record for name, one in solo.items()},
+        "steps": of_steps,
+        "contention": of_pairs,
+    }
+    return Built(
+        gpu,
+        run,
+        solo,
+        composition,
+        contention,
+        fit_host(folder, layers),
+        fit_energy(hot, gpu),
+        hot,
+        jitter,
+        errors,
+    )
+
+
+def fit_steps(
+    folder: Path, gpu: GpuSpec, model: str, curves: Mapping[str, MeasuredCurve]
+) -> tuple[Composition | None, dict[str, Any], float]:
+    """Composition terms, their errors, and the spread of a step's time between repeats; nothing without steps."""
+    steps, shares = priced_steps(folder, gpu, model, curves)
+    if len(steps) < 20:
+        return None, {}, 0.01
+    layers = load_model(model).layers
+    composition, record = fit_and_score(steps, shares, layers, gpu.sms)
+    return composition, record, repeat_sd(folder)
+
+
+def priced_steps(
+    folder: Path,
+    gpu: GpuSpec,
+    model: str,
+    curves: Mapping[str, MeasuredCurve],
+    sweeps: tuple[str, ...] = SWEEPS,
+) -> tuple[Steps, Any]:
+    """Measured steps with the sum of their operators, and the share of it that the composition factor is for."""
+    costs = {name: cost_of(curves, gpu, model, name) for name in ("", "fa2")}
+    steps = read_steps(folder, costs, sweeps)
+    shares = [
+        scaled_share(costs.get(back, costs[""]), launch, int(sms))
+        for back, launch, sms in zip(steps.attention, steps.launch, steps.sms, strict=True)
+    ]
+    return steps, np.array(shares)
+
+
+def repeat_sd(folder: Path) -> float:
+    """Median relative sd of whole steps between repeats; at least 0.1 %."""
+    rows = read_rows(folder, "steps")
+    if not len(rows) or "sd_s" not in rows.columns:
+        return 0.01
+    return max(0.001, round(float((rows["sd_s"] / rows["time_s"]).median()), 4))
+
+
+def fit_pairs(folder: Path, gpu: GpuSpec) -> tuple[MeasuredContention | None, dict[str, Any]]:
+    """The contention surface and its errors; nothing where no co-runs were measured."""
+    try:
+        return contention_of(folder, gpu), contention_errors(folder, gpu)
+    except (SimctlError, KeyError, IndexError):
+        return None, {}
+
+
+def coverage(points: Points) -> str:
+    """The measured range as a sentence."""
+    parts = [f"{name} {v.min():g}-{v.max():g}" for name, v in points.features.items()]
+    if points.kind == "gemm":
+        parts.append("(n, k) " + ", ".join(f"{key[0]}x{key[1]}" for key in points.groups()))
+    elif points.kind != "elementwise":
+        key = points.keys[0]
+        parts.append(f"{key[0]} query and {key[1]} KV heads of {key[2]}")
+    return ", ".join([*parts, f"{int(points.sms.min())}-{int(points.sms.max())} SMs"])
+
+
+def curve_entries(name: str, solo: Mapping[str, Solo]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """(entries of `profile.yaml`, curves of `curves.json`)."""
+    entries, curves = [], {}
+    for operator, one in solo.items():
+        form = FORM_NAMES.get(one.fitted.form.kind, "block form")
+        curves[operator] = {
+            **curve_data(one.fitted.curve, one.fitted.form.terms),
+            "other_label": f"extrapolated from {name} by {form}",
+        }
+        entries.append(_entry(operator, coverage(one.points)))
+    for family, order in DEFAULTS.items():
+        found = next((one for one in order if one in solo), None)
+        if found is not None:
+            curves[family] = {"same_as": found}
+            entries.append(_entry(family, coverage(solo[found].points)))
+    return entries, curves
+
+
+def _entry(operator: str, where: str) -> dict[str, str]:
+    return {"operator": operator, "form": "measured", "file": CURVES, "label": "measured", "coverage": where}
+
+
+def contents(built: Built, name: str, held: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a profile's folder by name. `held`: errors on random shapes, by origin."""
+    entries, curves = curve_entries(name, built.solo)
+    data: dict[str, Any] = {"curves": curves}
+    if built.composition is not None:
+        data["composition"] = composition_data(built.composition)
+    files = {CURVES: _json(data), ERRORS: _json({**built.errors, "random_shapes": held})}
+    profile: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "gpu": built.gpu.name,
+        "curves": entries,
+        "host": dict(built.host),
+        "energy": dict(built.energy),
+    }
+    if built.composition is not None:
+        label = built.composition.label
+        profile["steps"] = {"file": CURVES, "label": label, "jitter_sd": built.jitter_sd}
+    if built.contention is not None:
+        files[CONTENTION] = _json(built.contention.as_data())
+        surface = built.contention
+        profile["contention"] = {"file": CONTENTION, "label": surface.label, "coverage": surface.coverage}
+    profile["about"] = about(built, held, files)
+    files["profile.yaml"] = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=110).encode()
+    return files
+
+
+def about(built: Built, held: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Where the numbers are from, and the short table of errors."""
+    run = built.run
+    return {
+        "device": {key: run["gpu"][key] for key in ("name", "driver", "cuda", "libraries", "power_limit_w")},
+        "date": str(run["date"]),
+        "model": run["model"],
+        "protocol": run["protocol"],
+        "partitions": {"mechanism": run["bench"].get("mechanism"), "splits": len(run["partitions"])},
+        "long_runs": built.hot,
+        "errors": short_table(built, held),
+        "frozen": hashlib.sha256(files[CURVES]).hexdigest(),
+    }
+
+
+def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Held-out errors of what is shipped, with the medians of the baselines; `errors.json` has all of it."""
+    operators = {}
+    for operator, one in built.solo.items():
+        record = one.record
+        kept = record["errors"][record["method"]]
+        others = {n: t for n, t in record["errors"].items() if n != record["method"]}
+        operators[operator] = {
+            "method": record["method"],
+            "held_out": {kind: _plain(summary) for kind, summary in kept.items()},
+            "baselines": {
+                n: {kind: [s["median"], s["p95"]] for kind, s in t.items()} for n, t in others.items()
+            },
+        }
+        for key in ("several_chunks", "ragged"):
+            if key in record:
+                operators[operator][key] = {n: _plain(summary) for n, summary in record[key].items()}
+    steps = {
+        kind: {n: _plain(s) for n, s in entry["errors"].items()}
+        for kind, entry in built.errors["steps"].items()
+    }
+    return {
+        "operators": operators,
+        "steps": steps,
+        "contention": _plain_tree(built.errors["contention"].get("folds", {})),
+        "random_shapes": _plain_tree(held),
+    }
+
+
+def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without its regimes."""
+    return {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
+
+
+def _plain_tree(node: Mapping[str, Any]) -> dict[str, Any]:
+    if "median" in node or "points" in node:
+        return _plain(node)
+    return {str(key): _plain_tree(value) for key, value in node.items() if isinstance(value, Mapping)}
+
+
+def _json(data: Any) -> bytes:
+    """JSON with one line a curve, so that a change shows where it is."""
+    if isinstance(data, dict):
+        lines = []
+        for key, value in data.items():
+            if isinstance(value, dict) and value:
+                inner = ",\n  ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+                lines.append(f"{json.dumps(key)}: {{\n  {inner}\n }}")
+            else:
+                lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+        return ("{\n " + ",\n ".join(lines) + "\n}\n").encode()
+    return (json.dumps(data) + "\n").encode()
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files beside and move each into place, `profile.yaml` last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sorted(files, key=lambda one: one == "profile.yaml"):
+        part = folder / f".{name}.part"
+        part.write_bytes(files[name])
+        part.replace(folder / name)

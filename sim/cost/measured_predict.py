@@ -1,0 +1,260 @@
+"""A profile's answer for any operator or step, row by row: what `simctl profile predict` prints.
+
+Every row is answered; one that no curve covers has no time and says why in its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sim.cost.launching import Launching
+from sim.cost.measured import MeasuredCurve
+from sim.cost.model import load_model
+from sim.cost.operators import decode_shape, prefill_shape
+from sim.cost.profile import CurveProfile
+from sim.cost.profiled import ProfiledCost
+from sim.cost.shapes import Gemm, Launch, Shape
+from sim.errors import SimctlError
+from sim.suggest import nearest
+
+KINDS = ("gemm", "prefill_attention", "decode_attention", "fused_attention", "step")
+SHAPE_COLUMNS = ("m", "n", "k", "prefill_tokens", "history_tokens", "decode_contexts", "sms")
+COLUMNS = (
+    "kind",
+    "model",
+    *SHAPE_COLUMNS,
+    "attention",
+    "launch",
+    "neighbour_kind",
+    *(f"neighbour_{name}" for name in SHAPE_COLUMNS),
+)
+BACKENDS = ("fa2", "fa3", "pod")
+LAUNCHES = ("graph", "eager")
+SPEC_SD = (
+    0.2  # relative error of a curve that nothing was measured for: the spec profile's, see `profile diff`
+)
+CONTENTION_SD = 0.05  # of a measured surface on splits that it has not seen
+SMALL_SHARE = 0.01  # parts of a step below this share leave its label alone
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`gpu_s`: first launch to last kernel's end; `step_s`: with host time; `sd_s`: standard error of `gpu_s`."""
+
+    gpu_s: float | None
+    step_s: float | None
+    sd_s: float | None
+    label: str | None
+    flags: tuple[str, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """A JSON-like mapping."""
+        return {
+            "gpu_s": self.gpu_s,
+            "step_s": self.step_s,
+            "sd_s": self.sd_s,
+            "label": self.label,
+            "flags": list(self.flags),
+        }
+
+
+def refused(reason: str) -> Answer:
+    """No answer, and why."""
+    return Answer(None, None, None, None, (reason,))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Answers of one profile; `default_model` prices rows that name none."""
+
+    profile: CurveProfile
+    default_model: str
+
+    def answer(self, row: Mapping[str, str], where: str) -> Answer:
+        """The answer for a row of text cells (empty: absent); SimctlError names `where` for unreadable cells."""
+        kind = row.get("kind", "")
+        if kind not in KINDS:
+            raise SimctlError(f"{where}: kind '{kind}' is none of {', '.join(KINDS)}.{nearest(kind, KINDS)}")
+        backend = _one_of(row, "attention", BACKENDS, where)
+        mode = _one_of(row, "launch", LAUNCHES, where) or "graph"
+        sms = _whole(row, "sms", where) or self.profile.gpu.sms
+        if not 0 < sms <= self.profile.gpu.sms:
+            return refused(f"{sms} SMs: {self.profile.gpu.name} has {self.profile.gpu.sms}")
+        if kind == "fused_attention" or backend == "pod":
+            return refused("no curve for fused attention")
+        if backend and f"prefill_attention/{backend}" not in self.profile.curves:
+            return refused(f"no curve for prefill attention by {backend}")
+        cost = self._cost(row.get("model") or self.default_model, backend)
+        if kind == "step":
+            return self._step(cost, row, sms, mode, where)
+        if row.get("neighbour_kind"):
+            return refused("no contention surface of single operators; whole steps have one")
+        return self._operator(cost, kind, row, sms, mode, where)
+
+    def _cost(self, model: str, backend: str) -> ProfiledCost:
+        return _cost_of(_Held(self.profile), model, backend)
+
+    def _operator(
+        self, cost: ProfiledCost, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str
+    ) -> Answer:
+        operator, shape = kind, _shape(cost, kind, row, where)
+        if isinstance(shape, Gemm) and (shape.n, shape.k) == (cost.model.vocab, cost.model.hidden):
+            operator = "lm_head"
+        curve = cost.profile.curve(operator)
+        flags = (
+            []
+            if curve.covered(shape, sms)
+            else [f"{operator}: outside {curve.coverage or 'anything measured'}"]
+        )
+        seconds = float(np.sum(cost.profile.curve(operator).timing(shape, sms).seconds))
+        chunks = np.size(getattr(shape, "q", 1))
+        seconds -= (chunks - 1) * curve.fixed_s(shape)
+        host = cost.launching.terms.eager_layer_s / 11.0  # kernels of a layer
+        step = max(seconds, host) if mode == "eager" else seconds
+        return Answer(
+            seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), tuple(flags)
+        )
+
+    def _step(self, cost: ProfiledCost, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
+        launch = _launch(row, "", where)
+        if not launch.tokens:
+            raise SimctlError(f"{where}: a step needs prefill_tokens or decode_contexts.")
+        price = cost.solo(launch, sms)
+        flags, factor, extra = list(price.flags), 1.0, 0.0
+        if row.get("neighbour_kind"):
+            if row["neighbour_kind"] != "step":
+                return refused("no contention surface of single operators; whole steps have one")
+            other, beside = _launch(row, "neighbour_", where), _whole(row, "neighbour_sms", where)
+            beside = beside or self.profile.gpu.sms
+            if not other.tokens or not 0 < beside <= self.profile.gpu.sms:
+                return refused("the neighbour has no tokens or an impossible number of SMs")
+            overlap = max(0, sms + beside - self.profile.gpu.sms)
+            factor = cost.slowdown(launch, other, (sms, beside), overlap)[0]
+            extra = CONTENTION_SD
+            if bool(launch.chunks) == bool(other.chunks):
+                flags.append("contention: two launches of one kind were not measured side by side")
+        gpu_s = price.gpu_s * factor
+        graph = mode == "graph"
+        hosts = Launching(mode, cost.launching.terms)
+        plain = graph and not launch.chunks
+        host = float(hosts.host_s(launch.sequences, plain, cost.model.layers))
+        step_s = max(host, gpu_s) + hosts.gap_s(plain)
+        sd, label = self._judged(cost, price.by_operator, price.gpu_s, flags)
+        return Answer(gpu_s, step_s, gpu_s * float(np.hypot(sd, extra)), label, tuple(flags))
+
+    def _judged(
+        self, cost: ProfiledCost, parts: Sequence[Any], total: float, flags: list[str]
+    ) -> tuple[float, str]:
+        """(relative standard error, label) of a composed step: parts off coverage add theirs to that of steps."""
+        flagged = {flag.split(":")[0] for flag in flags}
+        composition = self.profile.composition
+        variance = (composition.sigma if composition else 0.0) ** 2
+        labels: dict[str, float] = {}
+        for part in parts:
+            share = abs(part.seconds) / total
+            labels[part.label] = labels.get(part.label, 0.0) + share
+            if part.name == "gaps":
+                continue
+            curve = cost.profile.curve(part.name)
+            if not isinstance(curve, MeasuredCurve):
+                variance += (SPEC_SD * share) ** 2
+            elif part.name in flagged or part.label != curve.label:
+                variance += (max(curve.sigma, curve.sigma_off) * share) ** 2
+        foreign = {
+            label: share for label, share in labels.items() if label != "measured" and share > SMALL_SHARE
+        }
+        label = max(foreign, key=lambda one: foreign[one]) if foreign else "measured"
+        return float(np.sqrt(variance)), label
+
+
+class _Held:
+    """Carries the profile past a cache key: only its content counts."""
+
+    def __init__(self, profile: CurveProfile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return hash(self.profile.content_hash)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.profile.content_hash == self.profile.content_hash
+
+
+@lru_cache(maxsize=32)
+def _cost_of(held: _Held, model: str, backend: str) -> ProfiledCost:
+    profile = held.profile
+    if backend:
+        chosen = {"prefill_attention": profile.curves[f"prefill_attention/{backend}"]}
+        profile = replace(profile, curves={**profile.curves, **chosen})
+    # steps are priced at their own size, not at a captured one above it
+    return ProfiledCost(load_model(model), profile, Launching("eager", profile.host), {})
+
+
+def _spread(curve: Any, shape: Shape, sms: int) -> float:
+    return curve.spread(shape, sms) if isinstance(curve, MeasuredCurve) else SPEC_SD
+
+
+def _shape(cost: ProfiledCost, kind: str, row: Mapping[str, str], where: str) -> Shape:
+    if kind == "gemm":
+        m, n, k = (_whole(row, name, where) for name in ("m", "n", "k"))
+        if not (m and n and k):
+            raise SimctlError(f"{where}: a gemm needs m, n and k above 0.")
+        return Gemm(np.array([m]), n, k, cost.model.dtype_bytes)
+    if kind == "prefill_attention":
+        chunks = _chunks(row, "", where)
+        if not chunks:
+            raise SimctlError(f"{where}: prefill_attention needs prefill_tokens.")
+        q, h = (np.array(column, dtype=np.int64) for column in zip(*chunks, strict=True))
+        return prefill_shape(cost.model, q, h)
+    contexts = _list(row, "decode_contexts", where)
+    if not contexts:
+        raise SimctlError(f"{where}: decode_attention needs decode_contexts.")
+    return decode_shape(
+        cost.model,
+        np.array([len(contexts)]),
+        np.array([float(sum(contexts))]),
+        np.array([float(max(contexts))]),
+    )
+
+
+def _launch(row: Mapping[str, str], prefix: str, where: str) -> Launch:
+    contexts = _list(row, f"{prefix}decode_contexts", where)
+    return Launch(_chunks(row, prefix, where), len(contexts), sum(contexts), max(contexts, default=0))
+
+
+def _chunks(row: Mapping[str, str], prefix: str, where: str) -> tuple[tuple[int, int], ...]:
+    q = [one for one in _list(row, f"{prefix}prefill_tokens", where) if one]
+    h = _list(row, f"{prefix}history_tokens", where) or [0] * len(q)
+    if q and len(h) != len(q):
+        raise SimctlError(f"{where}: {len(q)} prefill_tokens and {len(h)} history_tokens.")
+    return tuple(zip(q, h, strict=True)) if q else ()
+
+
+def _list(row: Mapping[str, str], name: str, where: str) -> list[int]:
+    cell = row.get(name) or ""
+    try:
+        values = [int(float(part)) for part in cell.split(";") if part.strip()]
+    except (ValueError, OverflowError):
+        raise SimctlError(f"{where}: {name} '{cell}' is no list of whole numbers such as 512;2048.") from None
+    if any(value < 0 for value in values):
+        raise SimctlError(f"{where}: {name} '{cell}' has a negative number.")
+    return values
+
+
+def _whole(row: Mapping[str, str], name: str, where: str) -> int:
+    values = _list(row, name, where)
+    if len(values) > 1:
+        raise SimctlError(f"{where}: {name} '{row[name]}' must be one number.")
+    return values[0] if values else 0
+
+
+def _one_of(row: Mapping[str, str], name: str, valid: tuple[str, ...], where: str) -> str:
+    value = row.get(name) or ""
+    if value and value not in valid:
+        raise SimctlError(f"{where}: {name} '{value}' is none of {', '.join(valid)}.{nearest(value, valid)}")
+    return value
