@@ -23,7 +23,6 @@ from sim.metrics.definitions import (
 from sim.metrics.saturation import detect
 from sim.metrics.utilisation import utilisation
 
-
 # each reason shows a request's own arithmetic: a summary lists the commonest
 MOST_REASONS = 20
 
