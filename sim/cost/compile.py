@@ -6,7 +6,7 @@ per batch size and context segment, prefill attention is bilinear with knots on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.cost.launching import grid_tokens
-from sim.cost.prices import Prices
-from sim.cost.shapes import Floats, Ints
+from sim.cost.operators import decode_shape, prefill_shape
+from sim.cost.prices import UNBOUNDED, Prices
+from sim.cost.shapes import Floats, Ints, Shape
 from sim.cost.spec import ROW_TILE
 from sim.errors import SimctlError
 
@@ -126,7 +127,43 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         gap_graph_s=np.array([launching.gap_s(True)]),
         gap_eager_s=np.array([launching.gap_s(False)]),
         noise=np.ones(1),
+        **coverage(cost, limits),
     )
+
+
+def coverage(cost: ProfiledCost, limits: Limits) -> dict[str, int]:
+    """`cover_*` of the tables: the largest size along each axis that every curve concerned covers on all SMs.
+
+    The other axes stand at sizes of everyday steps; what is covered up to the tables' own limit is unbounded.
+    """
+
+    def reach(limit: int, covered: Callable[[Ints], bool]) -> int:
+        sizes = [size for size in 2 ** np.arange(40) if size < limit] + [limit]
+        held = [int(size) for size in sizes if covered(np.array([size]))]
+        return UNBOUNDED if held and held[-1] == limit else max(held, default=0)
+
+    def holds(operator: str, shape: Shape) -> bool:
+        return cost.profile.curve(operator).covered(shape, cost.gpu.sms)
+
+    def tokens(m: Ints) -> bool:
+        rows = [operator for operator in cost.operators if operator.rows == "tokens"]
+        return all(holds(operator.name, operator.shape(m)) for operator in rows)
+
+    def decodes(batch: Ints, context: Ints) -> bool:
+        return holds("decode_attention", decode_shape(model, batch, context.astype(np.float64)))
+
+    model, few = cost.model, np.array([512])
+    return {
+        "cover_tokens": reach(limits.max_tokens, tokens),
+        "cover_chunk": reach(
+            limits.max_tokens, lambda q: holds("prefill_attention", prefill_shape(model, q, 0 * q))
+        ),
+        "cover_history": reach(
+            limits.max_context, lambda h: holds("prefill_attention", prefill_shape(model, few, h))
+        ),
+        "cover_batch": reach(limits.max_seqs, lambda b: decodes(b, 1024 * b)),
+        "cover_context": reach(limits.max_context, lambda c: decodes(0 * c + 8, 8 * c)),
+    }
 
 
 def _flat(tables: Sequence[tuple[Floats, ...]], at: int) -> Floats:

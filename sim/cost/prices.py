@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+UNBOUNDED = 1 << 40
+
 
 class Prices(NamedTuple):
     """Seconds and SM-seconds of one whole forward pass (all layers), by component.
@@ -31,6 +33,8 @@ class Prices(NamedTuple):
     - host: `host_graph_s[n]`, `host_eager_s[n]`: host time for a step of n sequences that the GPU can overlap;
       `gap_graph_s`, `gap_eager_s` (length 1): time per step that cannot be hidden.
       step = max(host, gpu) + gap.
+    - `cover_*`: the largest tokens of a pass, chunk, history, decode batch and mean context that the profile's curves
+      cover; steps beyond are counted as flagged.
     - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
     """
 
@@ -67,3 +71,8 @@ class Prices(NamedTuple):
     gap_graph_s: Any
     gap_eager_s: Any
     noise: Any
+    cover_tokens: int = UNBOUNDED
+    cover_chunk: int = UNBOUNDED
+    cover_history: int = UNBOUNDED
+    cover_batch: int = UNBOUNDED
+    cover_context: int = UNBOUNDED

@@ -41,6 +41,7 @@ from sim.engine.layout import (
     E_TABLE,
     EAGER_LAUNCHES,
     ERROR,
+    FLAGGED,
     FREE,
     GPU_S,
     GRAPH_LAUNCHES,
@@ -83,7 +84,7 @@ from sim.engine.layout import (
     WHOLE_GPU,
 )
 from sim.engine.queues import push_waiting
-from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, take_chunk
+from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, off_coverage, take_chunk
 from sim.jit import jit
 
 
@@ -175,6 +176,7 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
         gpu_s, sm_s, host_s = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_HOST_S]
         iv[EAGER_LAUNCHES] += 1
     iv[ITERATIONS] += 1
+    iv[FLAGGED] += off_coverage(q, r, p, tokens, batch, context)
     iv[DENSE_TOKENS] += tokens + batch
     iv[HEAD_ROWS] += chunks + batch
     iv[DECODE_KV] += context

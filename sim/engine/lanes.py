@@ -45,6 +45,7 @@ from sim.engine.layout import (
     E_TABLE,
     EAGER_LAUNCHES,
     ERROR,
+    FLAGGED,
     FREE,
     GPU_S,
     GRAPH_LAUNCHES,
@@ -107,7 +108,7 @@ from sim.engine.layout import (
     WAITING,
 )
 from sim.engine.queues import push_waiting
-from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, take_chunk
+from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, off_coverage, take_chunk
 from sim.jit import jit
 
 NEVER = 1e300
@@ -411,6 +412,9 @@ def _launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
         fail(r, E_TABLE, r.chunk_id[0])
     if iv[ERROR] != 0:
         return
+    if iv[LAYERS_DONE] == 0:
+        context = iv[n + LANE_CONTEXT] if batch > 0 else 0
+        iv[FLAGGED] += off_coverage(q, r, p, iv[IN_TOKENS], batch, context)
     kind = MIXED_ITEM if batch > 0 else PREFILL_ITEM
     gpu_s = prefill_pass_s(q, r, p, part, batch) * share
     sm_s = _prefill_pass_sm(q, r, p, part, batch) * share
@@ -437,6 +441,7 @@ def _launch_decode(q: Any, r: Any, a: Any, p: Any) -> None:
     n = LANES + DECODE_LANE * LANE_INTEGERS
     part, context = a.iv[D_PART], r.iv[n + LANE_CONTEXT]
     r.iv[n + LANE_LAYERS] = r.iv[MODEL_LAYERS]
+    r.iv[FLAGGED] += off_coverage(q, r, p, 0, batch, context)
     gpu_s = decode_pass_s(p, part, batch, context)
     sm_s = decode_pass_sm(p, part, batch, context)
     _start(r, p, DECODE_LANE, DECODE_ITEM, part, gpu_s, sm_s, p.host_graph_s[batch])

@@ -199,3 +199,15 @@ def form_cohort(q: Any, r: Any, a: Any) -> None:
         join(q, r, r.ready[n])
     for n in range(joining, iv[N_READY]):
         q.phase[r.ready[n]] = READY
+
+
+@jit
+def off_coverage(q: Any, r: Any, p: Any, tokens: int, batch: int, context: int) -> int:
+    """1 if a pass about to be committed is larger than what the profile covers, else 0."""
+    if tokens + batch > p.cover_tokens or batch > p.cover_batch or context > p.cover_context * batch:
+        return 1
+    if tokens > 0:
+        for c in range(r.iv[IN_CHUNKS]):
+            if r.chunk_tokens[c] > p.cover_chunk or q.computed[r.chunk_id[c]] > p.cover_history:
+                return 1
+    return 0

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from stub_cost import plain_tables, stub_cost
 from workloads import workload
 
+from sim.cost import load_cost
+from sim.cost.prices import UNBOUNDED
 from sim.engine import RunRecords, simulate
 from sim.policies import make_policy
 
@@ -230,3 +232,35 @@ def test_time_is_the_longer_of_host_and_gpu_plus_what_cannot_be_hidden(name: str
     assert records.totals["host_bound_s"] == 1.0
     assert records.totals["gpu_s"] == 6.0
     assert records.totals["busy_s"] == records.end_s
+
+
+@pytest.mark.parametrize(
+    ("limit", "flagged"),
+    [
+        ({}, 0),
+        ({"cover_tokens": 7}, 1),
+        ({"cover_chunk": 7}, 1),
+        ({"cover_batch": 0}, 2),
+        ({"cover_context": 9}, 1),
+    ],
+)
+def test_steps_beyond_the_profiles_coverage_are_counted(limit: dict[str, int], flagged: int) -> None:
+    # one prompt of 8 in one pass, then decodes on contexts of 9 and 10
+    unbounded = dict.fromkeys(
+        ("cover_tokens", "cover_chunk", "cover_history", "cover_batch", "cover_context"), UNBOUNDED
+    )
+    plain = plain_tables(1.0)
+    cost = stub_cost(lambda tokens, seqs, replica: {**plain(tokens, seqs, replica), **unbounded, **limit})
+    records = simulate(workload([0.0], [8], [3]), make_policy("vllm"), cost, jitter=False)
+    assert records.totals["flagged"] == flagged
+
+
+def test_coverage_of_a_measured_profile_reaches_the_tables() -> None:
+    wide = {"max_tokens": 65536, "max_seqs": 1024, "max_context": 131072}
+    measured = load_cost("llama-3.1-8b", "h200-sxm").compile(**wide)
+    assert 8192 <= measured.cover_tokens < 65536
+    assert 256 <= measured.cover_batch < 1024
+    assert 4096 <= measured.cover_history < 131072
+    # other shapes were not measured at all, and a data sheet claims everything
+    assert load_cost("qwen3-8b", "h200-sxm").compile(**wide).cover_tokens == 0
+    assert load_cost("llama-3.1-8b", "h200-sxm", "spec").compile(**wide).cover_tokens == UNBOUNDED
