@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from calib.fit.assemble import named_curves
-from calib.fit.build import contents, fit_run, write
-from calib.fit.scoring import score_random
+from calib.fit.make import make_profile
 from sim.errors import SimctlError
 
 
@@ -32,18 +29,7 @@ def main(folder: Path, output: Path | None, name: str | None, gpu: str | None) -
     def tick(text: str) -> None:
         click.echo(f"{time.monotonic() - start:6.1f} s  {text}", err=True)
 
-    target = output or folder
-    built = fit_run(folder, gpu, tick)
-    tick("random shapes")
-    curves = named_curves(built.solo)
-    held = score_random(folder, built.gpu, built.run["model"], curves, built.composition, built.contention)
-    files = contents(built, name or target.resolve().name, held)
-    if target.resolve() != folder.resolve():
-        shutil.copytree(folder / "measurements", target / "measurements", dirs_exist_ok=True)
-        shutil.copy(folder / "run.yaml", target / "run.yaml")
-    write(target, files)
-    tick("done")
-    click.echo(str(target))
+    click.echo(str(make_profile(folder, output, name, gpu, tick)))
 
 
 if __name__ == "__main__":

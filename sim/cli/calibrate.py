@@ -42,6 +42,12 @@ MOST_RESTARTS = 3
 @click.option(
     "--libsmctrl", type=click.Path(), default="", help="Partition by this libsmctrl.so, not green contexts."
 )
+@click.option(
+    "--fit/--no-fit",
+    default=True,
+    show_default=True,
+    help="Fit curves and write profile.yaml (minutes of CPU: on a leased GPU fit later, python -m calib.fit DIR).",
+)
 @click.option("--fake", is_flag=True, help="A simulated GPU: shows what would run.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def calibrate(size: str, **options: Any) -> int:
@@ -121,8 +127,20 @@ def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> in
         )
     if not record["complete"]:
         click.echo("Stopped at the time limit; --resume goes on.", err=True)
+    if options["fit"] and not options["fake"]:
+        _fit(order.folder, options["quiet"])
     click.echo(str(order.folder))
     return 0
+
+
+def _fit(folder: Path, quiet: bool) -> None:
+    """Make a profile of what was measured; measurements that do not suffice are kept, and it is said why."""
+    from calib.fit.make import make_profile
+
+    try:
+        make_profile(folder, tick=lambda text: None if quiet else click.echo(f"fit: {text}", err=True))
+    except (SimctlError, ImportError) as error:
+        click.echo(f"Measured, but no profile was written: {error}", err=True)
 
 
 def _restart(error: SimctlError, limit_s: float | None, started: float) -> None:
