@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint type gpu-test bench wheel clean
+.PHONY: quickstart test lint type gpu-test wheel clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/simctl run experiments/quickstart.yaml -o out/quickstart
@@ -20,9 +20,6 @@ type: $(VENV)/.dev
 
 gpu-test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu -n 0
-
-bench: $(VENV)/.base
-	$(BIN)/python -m benchmarks
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel && $(BIN)/check-wheel-contents dist/*.whl
