@@ -15,7 +15,7 @@ from calib.rows import read_table
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import FEATURES, Key
 from sim.cost.model import ModelSpec, load_model
-from sim.cost.operators import linear_operators
+from sim.cost.operators import effective_longest, linear_operators
 from sim.cost.shapes import DecodeAttention, Elementwise, Gemm, PrefillAttention, Shape
 from sim.errors import SimctlError
 
@@ -190,7 +190,7 @@ def _points(kind: str, variant: str, rows: pd.DataFrame, gpu: GpuSpec) -> Points
     elif family == "decode":
         batch, total = column(rows, "decode_batch"), column(rows, "context_sum")
         features = {"batch": batch, "context": total / batch}
-        extra["context_max"] = column(rows, "context_max")
+        extra["context_max"] = longest(rows)
     else:
         features = {"m" if family == "gemm" else "rows": column(rows, "m")}
     seconds = column(rows, "time_s")
@@ -205,6 +205,16 @@ def _points(kind: str, variant: str, rows: pd.DataFrame, gpu: GpuSpec) -> Points
         spread=column(rows, "sd_s", 0.0) / seconds,
         extra=extra,
     )
+
+
+def longest(rows: pd.DataFrame) -> Floats:
+    """The effective longest context of decode batches, which is the mean where all are alike."""
+    found = column(rows, "context_max")
+    cells = rows["decode_contexts"] if "decode_contexts" in rows.columns else [None] * len(rows)
+    for i, cell in enumerate(cells):
+        if len(contexts := numbers(cell)) > 1:
+            found[i] = effective_longest(contexts)
+    return found
 
 
 def _key(kind: str, row: Mapping[str, Any]) -> Key:

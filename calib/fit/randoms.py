@@ -52,6 +52,8 @@ def operator_errors(folder: Path, gpu: GpuSpec, curves: Mapping[str, MeasuredCur
             continue
         predicted = curve_seconds(curve, points)
         record[operator] = errors(predicted, points.seconds)
+        if 0 < (whole := points.sms == gpu.sms).sum() < len(points):
+            record[f"{operator} (whole GPU)"] = errors(predicted[whole], points.seconds[whole])
         if points.kind == "decode" and 0 < (even := ~ragged(points)).sum() < len(points):
             record[f"{operator} (equal contexts)"] = errors(predicted[even], points.seconds[even])
     return record

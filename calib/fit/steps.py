@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from calib.fit.points import Floats, column, numbers, read_rows
+from sim.cost.operators import effective_longest
 from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Launch
 
@@ -62,6 +63,8 @@ def launch_of(row: Mapping[str, Any], layers: int, prefix: str = "") -> Launch:
     batch, total, most = (
         _whole(row, f"{prefix}{name}") for name in ("decode_batch", "context_sum", "context_max")
     )
+    if len(contexts := numbers(row.get("decode_contexts") if not prefix else None)) > 1:
+        most = round(effective_longest(contexts))
     bare = str(row[f"{prefix}kind"]).endswith("_layer")
     count = _whole(row, "layers") if not prefix else 1
     # layers in the middle of the model: neither embedding nor head

@@ -42,12 +42,13 @@ def shown(folder: Path) -> dict[str, Any]:
     operators: dict[str, Any] = {}
     for name, entry in labels.items():
         found = facts.get(name) or facts.get(_same(folder, name), {})
-        held = fresh.get(name) or (found.get("held_out") or {}).get(FOLD)
+        other_run = fresh.get(name) or fresh.get(_same(folder, name))
+        held = other_run or (found.get("held_out") or {}).get(FOLD)
         operators[name] = {
             "label": entry.label,
             **_fields(held, _points(found)),
             "method": found.get("method", entry.form),
-            "held_out": "another run" if name in fresh else FOLD,
+            "held_out": "another run" if other_run else FOLD,
             "coverage": entry.coverage,
         }
     label = (data.get("steps") or {}).get("label", "measured")

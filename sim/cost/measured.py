@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +86,9 @@ class MeasuredCurve:
 
     `stairs`: sizes that were measured, if a size takes the time of the next one up. `pooled`: residual for other
     constants. `shared_s`: what a chunk after the first costs less in a launch of several. `skew`: nanoseconds for each
-    token by which the longest context exceeds the mean, over batch and SMs (a batch too large to split its
-    sequences waits for the longest). `sigma`: sd of the log error on held-out points, `sigma_off` off coverage.
+    token by which the longest context exceeds the mean, over batch and SMs: a batch too large to split its
+    sequences (`splits_up_to`) waits for the longest. `sigma`: sd of the log error on held-out points, `sigma_off`
+    off coverage.
     """
 
     form: Form
@@ -123,7 +124,7 @@ class MeasuredCurve:
 
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds of one call per array element; see `Curve.timing`."""
-        shape = self._on_stairs(shape)
+        shape = self._on_stairs(self._clipped(shape))
         base = self.form.timing(shape, sms, clock)
         table = self.tables.get(constants(shape))
         if table is not None and self.method == "table":
@@ -139,6 +140,21 @@ class MeasuredCurve:
         active = np.minimum(base.sm_s / (base.seconds * sms), 1.0)
         return Timing(seconds=seconds, sm_s=active * seconds * sms)
 
+    def _clipped(self, shape: Shape) -> Shape:
+        """The shape, or the nearest measured one where the curve is to answer as at the edge of its coverage."""
+        table = self.tables.get(constants(shape))
+        if self.extrapolation != "clip" or table is None:
+            return shape
+        edges = [(axis.knots[0], axis.knots[-1]) for axis in table.axes[:-1]]
+        inside = [np.clip(v, *edge) for v, edge in zip(features(shape), edges, strict=True)]
+        if isinstance(shape, Gemm):
+            return replace(shape, m=inside[0].astype(np.int64))
+        if isinstance(shape, Elementwise):
+            return replace(shape, rows=inside[0].astype(np.int64))
+        if isinstance(shape, PrefillAttention):
+            return replace(shape, q=inside[0].astype(np.int64), h=inside[1].astype(np.int64))
+        return replace(shape, batch=inside[0].astype(np.int64), context_sum=inside[0] * inside[1])
+
     def _on_stairs(self, shape: Shape) -> Shape:
         if not self.stairs or not isinstance(shape, Gemm):
             return shape
@@ -152,7 +168,20 @@ class MeasuredCurve:
             return 0.0
         batch = np.maximum(np.asarray(shape.batch, dtype=np.float64), 1.0)
         longer = np.maximum(np.asarray(shape.context_max) - np.asarray(shape.context_sum) / batch, 0.0)
+        # the library splits sequences or not, by the whole GPU: nothing lies between
+        knots = np.asarray(self.skew.axes[0].knots)
+        whole = batch > splits_up_to(shape.kv_heads, self.form.gpu)
+        for side in (True, False):
+            held = knots[(knots > splits_up_to(shape.kv_heads, self.form.gpu)) == side]
+            if len(held):
+                batch = np.where(whole == side, np.clip(batch, held[0], held[-1]), batch)
         return np.asarray(1e-9 * np.maximum(self.skew.at((batch, sms)), 0.0) * longer)
+
+
+def splits_up_to(kv_heads: int, gpu: GpuSpec) -> int:
+    """Largest decode batch whose sequences are split among CTAs: two CTAs an SM, one a sequence and KV head
+    (FlashInfer plans so for the whole GPU, whatever partition the kernel runs on)."""
+    return 2 * gpu.sms // kv_heads
 
 
 def form_of(gpu: GpuSpec, kind: str, terms: Mapping[str, float], label: str, where: str = "terms") -> Form:

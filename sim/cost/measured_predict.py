@@ -15,7 +15,7 @@ import numpy as np
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
 from sim.cost.model import load_model
-from sim.cost.operators import decode_shape, prefill_shape
+from sim.cost.operators import decode_shape, effective_longest, prefill_shape
 from sim.cost.profile import CurveProfile
 from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Gemm, Launch, Shape
@@ -218,13 +218,14 @@ def _shape(cost: ProfiledCost, kind: str, row: Mapping[str, str], where: str) ->
         cost.model,
         np.array([len(contexts)]),
         np.array([float(sum(contexts))]),
-        np.array([float(max(contexts))]),
+        np.array([effective_longest(contexts)]),
     )
 
 
 def _launch(row: Mapping[str, str], prefix: str, where: str) -> Launch:
     contexts = _list(row, f"{prefix}decode_contexts", where)
-    return Launch(_chunks(row, prefix, where), len(contexts), sum(contexts), max(contexts, default=0))
+    longest = round(effective_longest(contexts)) if contexts else 0
+    return Launch(_chunks(row, prefix, where), len(contexts), sum(contexts), longest)
 
 
 def _chunks(row: Mapping[str, str], prefix: str, where: str) -> tuple[tuple[int, int], ...]:

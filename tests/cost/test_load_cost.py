@@ -35,13 +35,13 @@ def test_what_is_not_modelled_is_refused_in_one_sentence(options, message):
 
 
 def test_parallel_of_one_is_no_parallelism():
-    cost = load_cost("llama-3.1-8b", "h200-sxm", parallel={"tp": 1, "pp": 1, "ep": 1, "dp": 1})
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec", parallel={"tp": 1, "pp": 1, "ep": 1, "dp": 1})
     assert cost.solo(DECODE) == H200.solo(DECODE)
 
 
 def test_eager_launches_are_bound_by_the_host():
     """First measurements, 8B model: 4.5-11 ms of host time; the host is the longer side below 300-400 tokens."""
-    eager = load_cost("llama-3.1-8b", "h200-sxm", kernels={"launch": "eager"})
+    eager = load_cost("llama-3.1-8b", "h200-sxm", "spec", kernels={"launch": "eager"})
     gap = eager.launching.gap_s(False)
     short, long = (eager.solo(Launch(((tokens, 0),))) for tokens in (300, 400))
     assert 4.5e-3 < short.step_s - gap < 11e-3
@@ -53,7 +53,7 @@ def test_eager_launches_are_bound_by_the_host():
 
 
 def test_eager_batches_are_not_padded():
-    eager = load_cost("llama-3.1-8b", "h200-sxm", kernels={"launch": "eager"})
+    eager = load_cost("llama-3.1-8b", "h200-sxm", "spec", kernels={"launch": "eager"})
     P = eager.compile(max_tokens=600, max_seqs=8, max_context=64)
     assert P.dense_graph_s.tolist() == P.dense_eager_s.tolist()
 
@@ -63,7 +63,7 @@ def test_eager_batches_are_not_padded():
     ["gemm", "gemm/down", "prefill_attention", "decode_attention", "norm", "rope", "lm_head", "sampling"],
 )
 def test_every_scale_changes_its_operator_and_no_other(name):
-    cost = load_cost("llama-3.1-8b", "h200-sxm", kernels={"scale": {name: 0.5}})
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec", kernels={"scale": {name: 0.5}})
     launch = Launch(((1000, 3000),), 16, 16 * 1000)
     for ours, theirs in zip(cost.solo(launch).by_operator, H200.solo(launch).by_operator, strict=True):
         hit = ours.name == name or ours.name.startswith(name + "/")
@@ -72,7 +72,7 @@ def test_every_scale_changes_its_operator_and_no_other(name):
 
 
 def test_a_variant_beats_its_family_and_zero_is_an_infinite_speedup():
-    cost = load_cost("llama-3.1-8b", "h200-sxm", kernels={"scale": {"gemm": 0.5, "gemm/o": 1.0, "rope": 0}})
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec", kernels={"scale": {"gemm": 0.5, "gemm/o": 1.0, "rope": 0}})
     assert (cost.factor("gemm/qkv"), cost.factor("gemm/o"), cost.factor("rope")) == (0.5, 1.0, 0.0)
     rope = next(part for part in cost.solo(PREFILL).by_operator if part.name == "rope")
     assert rope.seconds == 0.0
