@@ -72,7 +72,9 @@ def test_every_scale_changes_its_operator_and_no_other(name):
 
 
 def test_a_variant_beats_its_family_and_zero_is_an_infinite_speedup():
-    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec", kernels={"scale": {"gemm": 0.5, "gemm/o": 1.0, "rope": 0}})
+    cost = load_cost(
+        "llama-3.1-8b", "h200-sxm", "spec", kernels={"scale": {"gemm": 0.5, "gemm/o": 1.0, "rope": 0}}
+    )
     assert (cost.factor("gemm/qkv"), cost.factor("gemm/o"), cost.factor("rope")) == (0.5, 1.0, 0.0)
     rope = next(part for part in cost.solo(PREFILL).by_operator if part.name == "rope")
     assert rope.seconds == 0.0
