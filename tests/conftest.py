@@ -9,6 +9,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+# whether a study compiles depends on what the user's cache holds: tests say it themselves, before sim is imported
+os.environ.setdefault("LANESIM_JIT", "0")
 
 # the first example of a test may compile the hot loops, and a suite must give the same answer twice
 settings.register_profile(
