@@ -6,6 +6,8 @@ Each function reads the tables of `sim.cost.prices.Prices`; the same source runs
 
 from __future__ import annotations
 
+from typing import Any
+
 from sim.cost.prices import Prices
 from sim.jit import jit
 
@@ -69,8 +71,8 @@ def decode_attention_sm(P: Prices, part: int, b: int, c: int) -> float:
 
 
 @jit
-def prefill_attention_s(P: Prices, part: int, q: int, h: int) -> float:
-    """Seconds of prefill attention of one chunk of q > 0 tokens on h earlier ones, all layers."""
+def _between_knots(P: Prices, table: Any, part: int, q: int, h: int) -> float:
+    """Bilinear in a prefill table at a chunk of q > 0 tokens on h earlier ones."""
     slot = h >> P.pre_shift
     last = len(P.pre_hi) - 1
     if slot > last:
@@ -80,28 +82,24 @@ def prefill_attention_s(P: Prices, part: int, q: int, h: int) -> float:
     u = (q - P.pre_q[i]) * P.pre_dq[i]
     v = (h - P.pre_h[j]) * P.pre_dh[j]
     at = (part * P.q_knots + i) * P.h_knots + j
-    below = P.pre_s[at] + (P.pre_s[at + 1] - P.pre_s[at]) * v
+    below = table[at] + (table[at + 1] - table[at]) * v
     at += P.h_knots
-    above = P.pre_s[at] + (P.pre_s[at + 1] - P.pre_s[at]) * v
+    above = table[at] + (table[at + 1] - table[at]) * v
     return below + (above - below) * u  # type: ignore[no-any-return]
+
+
+@jit
+def prefill_attention_s(P: Prices, part: int, q: int, h: int) -> float:
+    """Seconds of prefill attention of one chunk of q > 0 tokens on h earlier ones, all layers."""
+    seconds: float = _between_knots(P, P.pre_s, part, q, h)
+    return seconds
 
 
 @jit
 def prefill_attention_sm(P: Prices, part: int, q: int, h: int) -> float:
     """SM-seconds of `prefill_attention_s`."""
-    slot = h >> P.pre_shift
-    last = len(P.pre_hi) - 1
-    if slot > last:
-        slot = last
-    i = P.pre_qi[q]
-    j = P.pre_hi[slot]
-    u = (q - P.pre_q[i]) * P.pre_dq[i]
-    v = (h - P.pre_h[j]) * P.pre_dh[j]
-    at = (part * P.q_knots + i) * P.h_knots + j
-    below = P.pre_sm[at] + (P.pre_sm[at + 1] - P.pre_sm[at]) * v
-    at += P.h_knots
-    above = P.pre_sm[at] + (P.pre_sm[at + 1] - P.pre_sm[at]) * v
-    return below + (above - below) * u  # type: ignore[no-any-return]
+    sm_seconds: float = _between_knots(P, P.pre_sm, part, q, h)
+    return sm_seconds
 
 
 @jit

@@ -18,12 +18,10 @@ from sim.config.schema import Experiment
 from sim.config.source import Source
 from sim.cost import load_cost
 from sim.cost.profiled import ProfiledCost
-from sim.engine import ROUTERS
-from sim.engine.cluster import deploy, largest_step
+from sim.engine.cluster import check_router, deploy, largest_step
 from sim.errors import SimctlError
 from sim.metrics import Slo
 from sim.policies import make_policy
-from sim.suggest import nearest
 from sim.workload.build import build_workload
 from sim.workload.workload import Workload
 
@@ -232,11 +230,10 @@ def _written(entry: Any, label: str) -> str | dict[str, Any]:
 def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) -> None:
     """Refuse what does not fit or would have no effect on any of the policies."""
     e = setting.experiment
-    if e.router not in ROUTERS:
-        raise SimctlError(
-            f"{source.where(('router',))}: unknown router '{e.router}'."
-            f"{nearest(e.router, ROUTERS) or ' Known: ' + ', '.join(ROUTERS)}"
-        )
+    try:
+        check_router(e.router)
+    except SimctlError as error:
+        raise SimctlError(f"{source.where(('router',))}: {error}") from None
     spatial = any(getattr(policy, "lanes", 1) > 1 for policy in policies)
     for key, default in (("mechanism", "green"), ("estimator", "analytic")):
         if getattr(e, key) != default and not spatial:
