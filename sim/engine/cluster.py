@@ -16,7 +16,7 @@ from sim.cost.base import CostModel
 from sim.cost.belief import believe
 from sim.cost.pairs import compile_pairs
 from sim.engine.clock import ARRIVAL, TRANSFER, Clock
-from sim.engine.deployment import MECHANISMS, Deployment
+from sim.engine.deployment import MECHANISMS, Deployment, Target
 from sim.engine.layout import (
     BUSY_S,
     BY_ADMISSION,
@@ -454,6 +454,7 @@ def deploy(
     num_gpu_blocks: int | None = None,
     block_size: int | None = None,
     mechanism: str = "green",
+    targets: tuple[Target, ...] = (Target(),),
 ) -> Deployment:
     """The replica that a policy gets: its block size, and the KV blocks that fit beside its largest step."""
     knobs: dict[str, Any] = {
@@ -472,6 +473,7 @@ def deploy(
         cost.model.layers,
         MECHANISMS[mechanism],
         float(cost.gpu.compute_capability),
+        targets,
     )
     tokens, seqs = largest_step(policy, first)
     # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)
@@ -498,12 +500,14 @@ def simulate(
     bursts: bool = True,
     estimator: Any = "analytic",
     mechanism: str = "green",
+    targets: tuple[Target, ...] | None = None,
 ) -> RunRecords:
     """Simulate one workload under one policy.
 
     `policy`: a built-in (`sim.policies.make_policy`) or any object with `plan(view)`. Memory settings given
     here win over the policy's own defaults. `horizon_s`: stop there; without `drain` the run stops at the
-    last arrival. `bursts=False` steps one iteration at a time: slower, the same bytes.
+    last arrival. `bursts=False` steps one iteration at a time: slower, the same bytes. `targets`: what each SLO
+    class of the workload asks, for policies that look at it.
     Raises SimctlError for settings that cannot work, PlanError for a plan that cannot be carried out,
     StalledError if requests wait and nothing can progress.
     """
@@ -514,6 +518,7 @@ def simulate(
         num_gpu_blocks=num_gpu_blocks,
         block_size=block_size,
         mechanism=mechanism,
+        targets=targets or (Target(),) * len(workload.slo_classes),
     )
     end_s = horizon_s if horizon_s is not None else math.inf
     if not drain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -40,8 +41,23 @@ MECHANISMS = {mechanism.name: mechanism for mechanism in (GREEN, LIBSMCTRL, MPS)
 
 
 @dataclass(frozen=True)
+class Target:
+    """What one SLO class asks of each of its requests; infinite where it asks nothing. Lower priority goes first."""
+
+    ttft_s: float = math.inf
+    ttft_per_token_s: float = math.inf
+    tpot_s: float = math.inf
+    itl_s: float = math.inf
+    e2el_s: float = math.inf
+    priority: int = 0
+
+
+@dataclass(frozen=True)
 class Deployment:
-    """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs."""
+    """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs, and what is asked of it.
+
+    `targets`: one per SLO class, in the order of the requests' class numbers.
+    """
 
     num_blocks: int
     block_size: int
@@ -51,3 +67,4 @@ class Deployment:
     layers: int = 1
     mechanism: Mechanism = GREEN
     compute_capability: float = 9.0
+    targets: tuple[Target, ...] = (Target(),)

@@ -60,6 +60,7 @@ def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
         record_steps=record_steps,
         estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
         mechanism=e.mechanism,
+        targets=setting.targets(workload.slo_classes),
     )
     done = perf_counter()
     check_conservation(records)

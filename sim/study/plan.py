@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,12 @@ from typing import Any
 
 from sim.config.load import load_experiment, parse_experiment
 from sim.config.resolve import content_hash, plain, resolve
-from sim.config.schema import Experiment
+from sim.config.schema import Experiment, SloTargets
 from sim.config.source import Source
 from sim.cost import load_cost
 from sim.cost.profiled import ProfiledCost
 from sim.engine.cluster import check_router, deploy, largest_step
+from sim.engine.deployment import Target
 from sim.errors import SimctlError
 from sim.metrics import Slo
 from sim.policies import make_policy
@@ -62,6 +64,11 @@ class Setting:
         classes = {k: Slo(**c.model_dump(exclude={"priority"})) for k, c in (spec.classes or {}).items()}
         return Slo(**spec.model_dump(exclude={"classes"}), classes=classes)
 
+    def targets(self, slo_classes: Sequence[str]) -> tuple[Target, ...]:
+        """What each class asks, as policies see it; a class without limits of its own has the common ones."""
+        spec = self.experiment.slo
+        return tuple(_target((spec.classes or {}).get(name, spec)) for name in slo_classes)
+
     def __hash__(self) -> int:
         return hash(self.base_dirs)
 
@@ -79,6 +86,20 @@ class Study:
     def sha256(self) -> str:
         """Identity of inputs and program: results of equal studies are equal byte for byte."""
         return content_hash(self.resolved)
+
+
+def _target(limits: SloTargets) -> Target:
+    def seconds(value_ms: float | None) -> float:
+        return math.inf if value_ms is None else value_ms / 1e3
+
+    return Target(
+        ttft_s=seconds(limits.ttft_ms),
+        ttft_per_token_s=seconds(limits.ttft_ms_per_token),
+        tpot_s=seconds(limits.tpot_ms),
+        itl_s=seconds(limits.itl_ms),
+        e2el_s=seconds(limits.e2el_ms),
+        priority=getattr(limits, "priority", 0),
+    )
 
 
 @lru_cache(maxsize=2)
@@ -186,6 +207,7 @@ def _deploy(setting: Setting, policy: Any) -> Any:
         num_gpu_blocks=memory.num_gpu_blocks,
         block_size=memory.block_size,
         mechanism=setting.experiment.mechanism,
+        targets=setting.targets(tuple(setting.experiment.slo.classes or ("default",))),
     )
 
 
