@@ -161,6 +161,9 @@ Policies = Annotated[
 
 class Sweep(Section):
     request_rate: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)]
+    per_gpu: bool = Field(
+        False, description="Rates are per GPU: a policy that uses two GPUs is offered twice the rate."
+    )
 
     @model_validator(mode="after")
     def _distinct(self) -> Sweep:

@@ -25,6 +25,7 @@ from sim.metrics.utilisation import utilisation
 
 # each reason shows a request's own arithmetic: a summary lists the commonest
 MOST_REASONS = 20
+PER_GPU = ("request_throughput", "output_throughput", "request_goodput")
 
 
 def summarise(
@@ -57,6 +58,8 @@ def summarise(
         **_rates(records, slo, rejected_overlength),
         **_latency(records),
     }
+    for key in PER_GPU:
+        summary[f"{key}_per_gpu"] = None if summary[key] is None else summary[key] / num_gpus
     requests = _of_window(records)
     verdict = detect(requests, closed_loop=closed_loop)
     summary |= {

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import latencies
 from sim.report.colours import colour, dash
 from sim.report.panels import Figure, base_layout, limit_line
+from sim.report.points import swept_rate
 from sim.report.words import LATENCIES, plain, rate_name
 
 POINTS = 160
@@ -76,7 +77,7 @@ def _groups(
             mine &= requests["seed"] == run["seed"]
         start = float(run.get("window_start") or 0.0)
         mine &= requests["arrival_s"].between(start, start + float(run.get("duration") or np.inf))
-        groups.setdefault((str(run["policy"]), rate), []).append(requests[mine])
+        groups.setdefault((str(run["policy"]), swept_rate(run)), []).append(requests[mine])
     return [(key, pd.concat(frames)) for key, frames in groups.items()]
 
 

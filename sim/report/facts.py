@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.metrics.utilisation import by_kind
+from sim.report.points import per_gpu, swept_rate
 from sim.report.results import Results
 from sim.report.words import limits_text, listed, number, plain
 
@@ -24,18 +25,18 @@ ARRIVALS = {
 def facts(results: Results) -> list[tuple[str, str]]:
     """Label and text of what was run, in reading order."""
     experiment, runs = results.experiment, results.runs
-    rates = sorted({run["request_rate"] for run in runs if run.get("request_rate") is not None})
+    rates = sorted({rate for run in runs if (rate := swept_rate(run)) is not None})
     seeds = sorted({int(run["seed"]) for run in runs if run.get("seed") is not None})
     found = [
         ("Model", _one(runs, "model", experiment)),
-        ("GPU", f"{max(int(run.get('num_gpus') or 1) for run in runs)} × {_one(runs, 'gpu', experiment)}"),
+        ("GPU", f"{_gpu_counts(runs)} × {_one(runs, 'gpu', experiment)}"),
         ("Workload", workload_text(experiment.get("workload") or {})),
     ]
     if rates:
         found.append(
             (
                 "Offered rates" if len(rates) > 1 else "Offered rate",
-                f"{', '.join(plain(rate) for rate in rates)} req/s",
+                f"{', '.join(plain(rate) for rate in rates)} req/s{' per GPU' if per_gpu(runs) else ''}",
             )
         )
         rescaled = rescale_text(experiment.get("workload") or {})
@@ -47,6 +48,11 @@ def facts(results: Results) -> list[tuple[str, str]]:
         replicates = f" ({len(seeds)} replicates)" if len(seeds) > 1 else ""
         found.append(("Seed" if len(seeds) == 1 else "Seeds", ", ".join(map(str, seeds)) + replicates))
     return [(label, _unbroken(text)) for label, text in found]
+
+
+def _gpu_counts(runs: Sequence[Mapping[str, Any]]) -> str:
+    """1, or "1 or 2" where policies need different numbers of GPUs."""
+    return " or ".join(str(n) for n in sorted({int(run.get("num_gpus") or 1) for run in runs}))
 
 
 def own_rate_text(runs: Sequence[Mapping[str, Any]], workload: Mapping[str, Any]) -> str:

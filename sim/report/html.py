@@ -24,8 +24,8 @@ from sim.report.notes import notes_of
 from sim.report.panels import Figure
 from sim.report.points import Point, points_of, policies_of
 from sim.report.results import Results, read_results
-from sim.report.sections import attainment, distributions, latency, throughput
-from sim.report.tables import holding_table, run_table
+from sim.report.sections import attainment, distributions, latency, sm_time, throughput
+from sim.report.tables import holding_table, run_table, verdict_table
 
 SCRIPT = "plotly.min.js"
 GLYPHS = dict(zip(SYMBOLS, "●■◆▲✚✖★▼⬢", strict=True))
@@ -71,6 +71,8 @@ def render(results: Results, script: str) -> str:
         latency(points, results, figures),
         attainment(points, results, figures),
         throughput(points, figures),
+        _verdicts(points),
+        sm_time(points, figures),
         distributions(points, results, figures),
     ]
     asset = files("sim").joinpath("data/report")
@@ -142,6 +144,19 @@ def _profile(results: Results) -> str:
         f'<section class="profile{weak}"><h2>Profile {escape(str(name))}</h2>'
         f"<p>{escape(measured_sentence(kinds))}</p>"
         f'<div class="bar" aria-hidden="true">{bar}</div><ul class="chips">{chips}</ul>{details}</section>'
+    )
+
+
+def _verdicts(points: Sequence[Point]) -> str:
+    table = verdict_table(points)
+    hint = (
+        "Ahead: more requests within the SLO, then more goodput per GPU, then shorter tails. The cause is read off "
+        "the metric that falls furthest behind, the queue, the KV transfer and the SM time lost."
+    )
+    return (
+        f'<section><h2>Which policy wins, and why</h2><p class="hint">{hint}</p>{table}</section>'
+        if table
+        else ""
     )
 
 

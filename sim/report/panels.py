@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from sim.report.colours import GRID, INK, MUTED, PAPER, colour, dash, symbol
-from sim.report.points import Key, Point, policies_of, rates_of
+from sim.report.points import Key, Point, per_gpu, policies_of, rates_of
 from sim.report.words import number, plain, rate_name
 
 Figure = dict[str, Any]
@@ -105,7 +105,8 @@ def limit_line(value: float, name: str, *, upright: bool = False, log: bool = Fa
 def _against_rate(metric: Metric, points: Sequence[Point]) -> Figure:
     policies = policies_of([run for p in points for run in p.runs])
     rates = [rate for rate in rates_of(points) if rate is not None]
-    layout = base_layout("offered rate, requests/s", metric.axis)
+    unit = " per GPU" if per_gpu(points[0].runs) else ""
+    layout = base_layout(f"offered rate, requests/s{unit}", metric.axis)
     layout["xaxis"] |= _rate_axis(rates)
     layout["yaxis"] |= _value_axis(metric)
     data: list[dict[str, Any]] = []

@@ -13,7 +13,10 @@ Key = str | tuple[str, str]  # a run's key, or a key and the key inside it
 
 @dataclass(frozen=True)
 class Point:
-    """One policy at one offered rate (requests/s; None for a trace at its own stamps or a closed loop)."""
+    """One policy at one offered rate (requests/s; None for a trace at its own stamps or a closed loop).
+
+    Where the sweep counts per GPU, so does `rate`.
+    """
 
     policy: str
     rate: float | None
@@ -55,9 +58,20 @@ def points_of(runs: Sequence[dict[str, Any]]) -> list[Point]:
     order = policies_of(runs)
     groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
     for run in runs:
-        groups.setdefault((str(run["policy"]), run.get("request_rate")), []).append(run)
+        groups.setdefault((str(run["policy"]), swept_rate(run)), []).append(run)
     points = [Point(policy, rate, tuple(members)) for (policy, rate), members in groups.items()]
     return sorted(points, key=lambda p: (order.index(p.policy), -1.0 if p.rate is None else p.rate))
+
+
+def swept_rate(run: dict[str, Any]) -> float | None:
+    """The rate as the experiment swept it: per GPU where it says so."""
+    rate = run.get("request_rate_per_gpu")
+    return run.get("request_rate") if rate is None else rate
+
+
+def per_gpu(runs: Sequence[dict[str, Any]]) -> bool:
+    """Are the rates per GPU?"""
+    return any(run.get("request_rate_per_gpu") is not None for run in runs)
 
 
 def policies_of(runs: Sequence[dict[str, Any]]) -> list[str]:

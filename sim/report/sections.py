@@ -8,8 +8,9 @@ from html import escape
 from sim.report.distributions import distribution
 from sim.report.facts import target_of
 from sim.report.panels import STATS, Figure, Metric, panel
-from sim.report.points import Key, Point, rates_of
+from sim.report.points import Key, Point, per_gpu, rates_of
 from sim.report.results import Results
+from sim.report.sm_time import sm_time_bars
 from sim.report.words import LATENCIES, plain, rate_name
 
 
@@ -71,10 +72,15 @@ def _share(title: str, key: Key, target: float) -> Metric:
 
 def throughput(points: Sequence[Point], figures: dict[str, Figure]) -> str:
     sweep = len(rates_of(points)) > 1
+    # per GPU also where the rates are not, but the policies use different numbers of GPUs
+    each = len({run.get("num_gpus") for p in points for run in p.runs}) > 1 or per_gpu(points[0].runs)
+    key, unit = ("_per_gpu", " per GPU") if each else ("", "")
     metrics = [
-        Metric("Goodput", "good requests/s", {"all": "request_goodput"}, diagonal=sweep),
-        Metric("Requests", "completed requests/s", {"all": "request_throughput"}, diagonal=sweep),
-        Metric("Output tokens", "output tokens/s", {"all": "output_throughput"}),
+        Metric("Goodput", f"good requests/s{unit}", {"all": f"request_goodput{key}"}, diagonal=sweep),
+        Metric(
+            "Requests", f"completed requests/s{unit}", {"all": f"request_throughput{key}"}, diagonal=sweep
+        ),
+        Metric("Output tokens", f"output tokens/s{unit}", {"all": f"output_throughput{key}"}),
     ]
     hint = "Good requests finished and met every limit."
     hint += " Dotted: as many as offered. Completions count while the run drains, too." if sweep else ""
@@ -123,6 +129,21 @@ def _choices(key: str, options: Sequence[str], chosen: str, label: str) -> str:
     return f'<div class="pick" role="group" aria-label="{label}" data-key="{key}">{buttons}</div>'
 
 
+def sm_time(points: Sequence[Point], figures: dict[str, Figure]) -> str:
+    """Where the SM time went, one bar a policy, at the offered rate that the reader picks."""
+    if not any(run.get("sm_time_pct") for p in points for run in p.runs):
+        return ""
+    figures["sm-time"] = sm_time_bars(points)
+    pick = _rate_pick(points)
+    hint = "All SMs of all GPUs over the measured window; the classes sum to 100\u00a0%."
+    return _cards("Where the SM time went", {"sm-time": "SM time by class"}, pick, hint)
+
+
+def _rate_pick(points: Sequence[Point]) -> str:
+    names = [rate_name(rate) for rate in rates_of(points)]
+    return _choices("rate", names, names[(len(names) - 1) // 2], "Offered rate") if len(names) > 1 else ""
+
+
 def distributions(points: Sequence[Point], results: Results, figures: dict[str, Figure]) -> str:
     if results.requests is None:
         return ""
@@ -135,9 +156,7 @@ def distributions(points: Sequence[Point], results: Results, figures: dict[str, 
             cards[f"cdf-{metric}"] = LATENCIES[metric]
     if not cards:
         return ""
-    rates = rates_of(points)
-    names = [rate_name(rate) for rate in rates]
-    pick = _choices("rate", names, names[(len(names) - 1) // 2], "Offered rate") if len(rates) > 1 else ""
+    pick = _rate_pick(points)
     hint = (
         "Share of the window's accepted requests at most as slow. A curve that stops below 100 % had requests "
         "without a value when the run ended."

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from sim.report.points import Point, holding_rate, points_of, policies_of
+from sim.report.points import Point, holding_rate, per_gpu, points_of, policies_of, swept_rate
+from sim.report.verdict import verdicts_of
 from sim.report.words import NOTHING, number, per_cent, plain
 
 Run = dict[str, Any]
@@ -62,7 +63,8 @@ def run_table(runs: Sequence[Run]) -> str:
     columns = [c for c in grouped if any(c[2](run) != NOTHING for run in ordered)]
     seeds = len({run.get("seed") for run in runs}) > 1
     rated = any(run.get("request_rate") is not None for run in runs)
-    heads = ["policy", *(["rate, req/s"] if rated else []), *(["seed"] if seeds else [])]
+    unit = " per GPU" if per_gpu(runs) else ""
+    heads = ["policy", *([f"rate, req/s{unit}"] if rated else []), *(["seed"] if seeds else [])]
     top = "".join(f'<th rowspan="2"{_pin(i)}>{head}</th>' for i, head in enumerate(heads))
     groups = list(dict.fromkeys(c[0] for c in columns))
     for group in groups:
@@ -78,7 +80,7 @@ def run_table(runs: Sequence[Run]) -> str:
         swatch = f'<i class="dot p{policies.index(str(run["policy"])) % 7}"></i>'
         cells = [f'<th scope="row" class="pin">{swatch}{name}{mark}</th>']
         if rated:
-            cells.append(f"<td>{_rate(run.get('request_rate'))}</td>")
+            cells.append(f"<td>{_rate(swept_rate(run))}</td>")
         if seeds:
             cells.append(f"<td>{run.get('seed', NOTHING)}</td>")
         cells += [f"<td{_edge(i in starts)}>{text(run)}</td>" for i, (_, _, text) in enumerate(columns)]
@@ -96,10 +98,12 @@ def holding_table(points: Sequence[Point], target: float) -> str:
     if len(rates) < 2 or all(p.mean("slo_attainment") is None for p in points):
         return ""
     policies = policies_of([run for p in points for run in p.runs])
+    each = per_gpu(points[0].runs)
+    key, unit = ("request_goodput_per_gpu", " per GPU") if each else ("request_goodput", "")
     rows = []
     for index, policy in enumerate(policies):
         held = holding_rate(points, policy, target)
-        goodput = {p.rate: v for p in points if p.policy == policy and (v := p.mean("request_goodput"))}
+        goodput = {p.rate: v for p in points if p.policy == policy and (v := p.mean(key))}
         best = max(goodput, key=lambda rate: goodput[rate]) if goodput else None
         holds = f"below {plain(rates[0])}" if held is None else plain(held)
         holds = f"{holds} or more" if held == rates[-1] else holds
@@ -109,11 +113,42 @@ def holding_table(points: Sequence[Point], target: float) -> str:
             f"<td>{holds}</td><td>{peak}</td></tr>"
         )
     head = (
-        f"<th>policy</th><th>highest swept rate with {plain(100 * target)}\u00a0% within SLO, req/s</th>"
-        "<th>highest goodput, req/s</th>"
+        f"<th>policy</th><th>highest swept rate with {plain(100 * target)}\u00a0% within SLO, req/s{unit}</th>"
+        f"<th>highest goodput, req/s{unit}</th>"
     )
     return (
         f'<div class="scroll"><table class="held"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def verdict_table(points: Sequence[Point]) -> str:
+    """The winner at each rate, and what every other policy loses by; empty without an SLO or with one policy."""
+    verdicts = verdicts_of(points)
+    if not verdicts:
+        return ""
+    policies = policies_of([run for p in points for run in p.runs])
+    rows = []
+    for verdict in verdicts:
+        share = per_cent(verdict.winner.mean("slo_attainment"))
+        index = policies.index(verdict.winner.policy) % 7
+        others = "".join(
+            f"<tr><td>{escape(loss.policy)}</td><td>{per_cent(loss.attainment)}</td><td>{escape(loss.cause)}</td>"
+            f'<td class="words">{escape(loss.evidence)}</td></tr>'
+            for loss in verdict.losses
+        )
+        rows.append(
+            f'<tr class="winner"><th scope="rowgroup" rowspan="{len(verdict.losses) + 1}">{_rate(verdict.rate)}</th>'
+            f'<td><i class="dot p{index}"></i><b>{escape(verdict.winner.policy)}</b></td><td>{share}</td>'
+            f"<td>wins</td><td></td></tr>{others}"
+        )
+    unit = " per GPU" if per_gpu(points[0].runs) else ""
+    head = (
+        f"<th>rate, req/s{unit}</th><th>policy</th><th>SLO met, %</th><th>loses by</th>"
+        "<th>against the winner</th>"
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table class="verdicts"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.report.notes import coverage, rejections, saturation, unfinished
 from sim.report.points import Point, points_of
+from sim.report.verdict import verdicts_of
 from sim.report.words import NOTHING, number, per_cent, plain
 
 WIDTH = 110
@@ -52,7 +53,29 @@ def summary_table(runs: list[dict[str, Any]]) -> str:
         if rated:
             cells.append(NOTHING if point.rate is None else plain(point.rate))
         rows.append(cells + [text(point) for _, _, text in columns])
-    return "\n".join([*_grid(heads, rows), *_remarks(points)])
+    return "\n".join([*_grid(heads, rows), *_winners(points), *_remarks(points)])
+
+
+def _winners(points: Sequence[Point]) -> list[str]:
+    """The winner at each rate and what the runner-up loses by."""
+    rows = []
+    for verdict in verdicts_of(points):
+        runner_up = verdict.losses[0]
+        share = per_cent(verdict.winner.mean("slo_attainment"))
+        rate = NOTHING if verdict.rate is None else plain(verdict.rate)
+        why = f"{_short(runner_up.policy)} {per_cent(runner_up.attainment)} %, {runner_up.cause}: {runner_up.evidence}"
+        rows.append((rate, _short(verdict.winner.policy), share, why))
+    if not rows:
+        return []
+    heads = ("RATE", "WINNER", "SLO %", "RUNNER-UP, AND WHAT IT LOSES BY")
+    widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads[:3])]
+    lines = []
+    for rate, winner, share, why in (heads, *rows):
+        lead = f"{rate.rjust(widths[0])}  {winner.ljust(widths[1])}  {share.rjust(widths[2])}  "
+        lines.append(
+            textwrap.fill(lead + why, WIDTH, subsequent_indent=" " * len(lead), break_on_hyphens=False)
+        )
+    return ["", *lines]
 
 
 def _short(name: str) -> str:

@@ -78,10 +78,12 @@ def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
         policy_label=run.label,
         request_rate=run.request_rate,
         seed=run.seed,
-        num_gpus=e.replicas,
+        num_gpus=setting.num_gpus(policy),
         closed_loop=workload.max_concurrency is not None,
         rejected_overlength=workload.rejected_overlength,
     )
+    if run.rate_per_gpu is not None:
+        summary["request_rate_per_gpu"] = run.rate_per_gpu
     summary["notes"] = [*workload.notes, *summary["notes"]]
     timing = {
         "iterations": int(records.totals["iterations"]),

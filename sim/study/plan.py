@@ -32,7 +32,10 @@ VERSIONED = ("lanesim", "numpy", "pandas", "pyarrow", "simpy")
 
 @dataclass(frozen=True)
 class Run:
-    """One simulation of a study. `policy` is an entry of the experiment file or a policy object."""
+    """One simulation of a study. `policy` is an entry of the experiment file or a policy object.
+
+    `request_rate` is what is offered to all its GPUs; `rate_per_gpu` is set where the sweep counts per GPU.
+    """
 
     index: int
     policy: Any
@@ -40,6 +43,7 @@ class Run:
     request_rate: float | None
     replicate: int
     seed: int
+    rate_per_gpu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class Setting:
         spec = self.experiment.slo
         classes = {k: Slo(**c.model_dump(exclude={"priority"})) for k, c in (spec.classes or {}).items()}
         return Slo(**spec.model_dump(exclude={"classes"}), classes=classes)
+
+    def num_gpus(self, policy: Any) -> int:
+        """GPUs that the policy runs on."""
+        return self.experiment.replicas
 
     def targets(self, slo_classes: Sequence[str]) -> tuple[Target, ...]:
         """What each class asks, as policies see it; a class without limits of its own has the common ones."""
@@ -154,7 +162,8 @@ def prepare(
     with _at(source, "model", "gpu", "profile", "kernels.scale"):
         cost = setting.cost()
     _check_effects(setting, [policy for policy, _ in made], source)
-    runs = expand(loaded, [(e, label) for e, (_, label) in zip(entries, made, strict=True)])
+    gpus = [setting.num_gpus(policy) for policy, _ in made]
+    runs = expand(loaded, [(e, label) for e, (_, label) in zip(entries, made, strict=True)], gpus)
     with _at(source, "workload.trace", "workload.window_s", "workload.slo_class", "workload"):
         workload = setting.workload(runs[0].request_rate, runs[0].seed)
     plain_form = {
@@ -171,14 +180,17 @@ def prepare(
     return Study(setting, tuple(runs), resolved, {**profile, "provenance": cost.provenance()})
 
 
-def expand(experiment: Experiment, policies: Sequence[tuple[Any, str]]) -> list[Run]:
+def expand(experiment: Experiment, policies: Sequence[tuple[Any, str]], num_gpus: Sequence[int]) -> list[Run]:
     """Runs in the order policy, rate, replicate. Replicate k has seed + k under every policy and rate, so that
-    policies and rates are compared on the same draws."""
+    policies and rates are compared on the same draws. `num_gpus`: of each policy, for rates per GPU."""
+    per_gpu = experiment.sweep is not None and experiment.sweep.per_gpu
     runs: list[Run] = []
-    for entry, label in policies:
+    for (entry, label), gpus in zip(policies, num_gpus, strict=True):
         for rate in experiment.rates():
+            offered = rate * gpus if per_gpu and rate is not None else rate
             for k in range(experiment.num_runs):
-                runs.append(Run(len(runs), entry, label, rate, k, experiment.seed + k))
+                seed = experiment.seed + k
+                runs.append(Run(len(runs), entry, label, offered, k, seed, rate if per_gpu else None))
     return runs
 
 

@@ -30,3 +30,9 @@ def test_each_class_has_its_own_limits_in_the_workloads_order() -> None:
     by_name = dict(zip(names, setting.targets(names), strict=True))
     assert by_name == {"batch": Target(e2el_s=60.0), "chat": Target(itl_s=0.04)}
     assert by_name["chat"].tpot_s == math.inf
+
+
+def test_rates_per_gpu_offer_a_larger_system_more() -> None:
+    study = prepare({**BASE, "sweep": {"request_rate": [3], "per_gpu": True}, "replicas": 2})
+    (run,) = study.runs
+    assert (run.request_rate, run.rate_per_gpu) == (6, 3)

@@ -8,22 +8,26 @@
   const hidden = new Set();
   const chosen = {};
 
-  for (const group of document.querySelectorAll(".pick")) {
+  // Selectors of one key stand in several sections and move together.
+  const pickers = [...document.querySelectorAll(".pick")].map((group) => {
     const menu = group.querySelector("select");
-    const key = menu ? menu.dataset.key : group.dataset.key;
-    const set = (value) => { chosen[key] = value; };
-    if (menu) {
-      set(menu.value);
-      menu.addEventListener("change", () => { set(menu.value); drawAll(); });
-      continue;
-    }
     const buttons = [...group.querySelectorAll("button")];
-    set(buttons.find((b) => b.getAttribute("aria-pressed") === "true").dataset.value);
-    for (const button of buttons) button.addEventListener("click", () => {
-      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
-      set(button.dataset.value);
-      drawAll();
-    });
+    const key = menu ? menu.dataset.key : group.dataset.key;
+    const first = menu ? menu.value : buttons.find((b) => b.getAttribute("aria-pressed") === "true").dataset.value;
+    return {key, first, menu, buttons};
+  });
+  const pick = (key, value) => {
+    chosen[key] = value;
+    for (const {key: own, menu, buttons} of pickers) {
+      if (own !== key) continue;
+      if (menu) menu.value = value;
+      for (const b of buttons) b.setAttribute("aria-pressed", String(b.dataset.value === value));
+    }
+  };
+  for (const {key, first, menu, buttons} of pickers) {
+    pick(key, first);
+    if (menu) menu.addEventListener("change", () => { pick(key, menu.value); drawAll(); });
+    for (const b of buttons) b.addEventListener("click", () => { pick(key, b.dataset.value); drawAll(); });
   }
   for (const button of document.querySelectorAll(".legend button")) button.addEventListener("click", () => {
     const name = button.dataset.policy;
