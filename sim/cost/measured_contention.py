@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ REGIMES = ("disjoint", "overlapped", "streams")
 OVERLAPPING = REGIMES[1:]
 PRIORITIES = ("normal", "high")  # of the decode side's stream
 OTHER_RULE = "demanded bandwidth"
+KEPT_KERNELS = 64
 FADE = 3.0  # doublings beyond the measured range over which a residual goes to zero
 
 
@@ -103,8 +105,21 @@ class Residual:
         first, second = ((of_a * (of_split[0] * w)) @ of_b.T * fade for w in self.weights.T)
         return first, second
 
+    @cached_property
+    def _kernels(self) -> dict[tuple[int, bytes], tuple[Floats, Floats]]:
+        """Gaussians of the last few grids: a surface asks for the same passes and steps at every split."""
+        return {}
+
     def _kernel(self, at: Floats, columns: slice) -> tuple[Floats, Floats]:
         """(values of the Gaussians, shape (points, n); what is left of the residual at that distance)."""
+        key = (columns.start, at.tobytes())
+        if key not in self._kernels:
+            if len(self._kernels) >= KEPT_KERNELS:
+                self._kernels.clear()
+            self._kernels[key] = self._gaussians(at, columns)
+        return self._kernels[key]
+
+    def _gaussians(self, at: Floats, columns: slice) -> tuple[Floats, Floats]:
         sites = self.sites[:, columns]
         inside = np.clip(at, sites.min(axis=0), sites.max(axis=0))
         near = np.prod(np.maximum(0.0, 1.0 - np.abs(at - inside) / FADE), axis=1)

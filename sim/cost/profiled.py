@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from sim.cost.base import Curve, EnergyTerms
 from sim.cost.contention import LABEL, slowdown_arrays
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching, grid_tokens
-from sim.cost.loads import launch_loads
+from sim.cost.loads import Loads, launch_loads
 from sim.cost.memory import MemoryPlan, plan_memory
 from sim.cost.model import ModelSpec
 from sim.cost.operators import (
@@ -252,7 +252,7 @@ class ProfiledCost:
     ) -> tuple[Floats, Floats]:
         """Factors of every a beside every b, shape (len(a), len(b)) each: measured (`sim.cost.measured_contention`)
         if the profile has a surface, else an analytic guess (`sim.cost.contention`)."""
-        one, other = (launch_loads(self, side, sms) for side, sms in zip((a, b), split, strict=True))
+        one, other = (_loads(_Held(self), tuple(side), sms) for side, sms in zip((a, b), split, strict=True))
         if self.profile.contention is not None:
             return self.profile.contention.slowdowns(one, other, split, overlap, self.model.name)
         return slowdown_arrays((one.hbm, one.busy), (other.hbm, other.busy), split, overlap)
@@ -299,6 +299,25 @@ class ProfiledCost:
             "energy": self.energy.label,
             "contention": LABEL if surface is None else surface.label_for(self.model.name),
         }
+
+
+class _Held:
+    """Carries the cost model past a cache's key, where only its hash counts."""
+
+    def __init__(self, cost: ProfiledCost) -> None:
+        self.cost, self.content_hash = cost, cost.profile_hash
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.content_hash == self.content_hash
+
+
+@lru_cache(maxsize=128)
+def _loads(held: _Held, launches: tuple[Launch, ...], sms: int) -> Loads:
+    """`launch_loads`: a contention surface asks for the same launches beside every neighbour."""
+    return launch_loads(held.cost, launches, sms)
 
 
 def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec) -> dict[str, float]:
