@@ -33,9 +33,11 @@ def _cache_base() -> Path:
 def _source_hash() -> str:
     root = Path(__file__).parent
     digest = hashlib.sha256()
+    paths = [root / "columns.py", root / "columns_jit.py", root / "jit.py"]
     for folder in HOT_FOLDERS:
-        for path in sorted((root / folder).glob("*.py")):
-            digest.update(path.read_bytes())
+        paths += sorted((root / folder).glob("*.py"))
+    for path in paths:
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -67,6 +69,8 @@ def _cache_dir() -> Path:
 
 if COMPILED:
     import numba
+
+    import sim.columns_jit  # noqa: F401  (teaches numba what the engine's states are)
 
     numba.config.CACHE_DIR = str(_cache_dir())
 

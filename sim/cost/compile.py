@@ -51,9 +51,7 @@ def compile_prices(
     tables = _tables(_Key(cost.profile_hash, cost), limits)
     drawn = noise(seed, replica, cost.profile.jitter_sd) if jitter else np.ones(1)
     prices = tables._replace(noise=drawn)
-    if compiled:
-        return prices
-    return Prices(*(field.tolist() if isinstance(field, np.ndarray) else field for field in prices))
+    return prices if compiled else prices.as_lists()
 
 
 def noise(seed: int, replica: int, sigma: float) -> Floats:

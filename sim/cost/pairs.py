@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from sim.columns import Columns, columns
 from sim.cost.base import CostModel
 from sim.cost.shapes import Launch
 from sim.jit import COMPILED, jit
@@ -25,7 +26,8 @@ Q_SHIFT, H_SHIFT, C_SHIFT = 4, 8, 6
 QS, HS, BS, CS = len(Q_KNOTS), len(H_KNOTS), len(B_KNOTS), len(C_KNOTS)
 
 
-class Pairs(NamedTuple):
+@columns
+class Pairs(Columns):
     """Tables over C configurations x prefill tokens x history x batch x context, flat.
 
     `sms[i]`: SMs of price partition i (0: the whole GPU). `config[i * len(sms) + j]`: configuration of prefill on
@@ -73,7 +75,7 @@ def _nearest(knots: Any, positions: Any) -> Any:
     return np.searchsorted(middles, positions, side="right")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)  # a policy that moves both sets freely asks for every pair of them
 def _surface(key: tuple[str, int, int, int], cost: _Held) -> tuple[Any, Any]:
     _, prefill_sms, decode_sms, overlap = key
     model: CostModel = cost.cost
@@ -135,6 +137,4 @@ def compile_pairs(
         factor_prefill=np.concatenate(prefill) if prefill else np.ones(1),
         factor_decode=np.concatenate(decode) if decode else np.ones(1),
     )
-    if COMPILED:
-        return tables
-    return Pairs(*(field.tolist() if isinstance(field, np.ndarray) else field for field in tables))
+    return tables if COMPILED else tables.as_lists()

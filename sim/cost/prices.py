@@ -8,12 +8,15 @@ tables are made (`sim.cost.compile`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+from sim.columns import Columns, columns
 
 UNBOUNDED = 1 << 40
 
 
-class Prices(NamedTuple):
+@columns
+class Prices(Columns):
     """Seconds and SM-seconds of one whole forward pass (all layers), by component.
 
     With P partitions, M = max_tokens + 1, N = max_seqs + 1, S decode segments, Q and H prefill knots:
