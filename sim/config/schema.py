@@ -206,9 +206,20 @@ class NoisyEstimator(Section):
     noisy: Noise
 
 
+class AnalyticTerms(Section):
+    wave_term: bool = False
+    attention_term: bool = False
+
+
+class AnalyticEstimator(Section):
+    analytic: AnalyticTerms
+
+
 Estimator = Annotated[
-    Annotated[Literal["oracle", "analytic"], Tag("plain")] | Annotated[NoisyEstimator, Tag("noisy")],
-    _tag("noisy"),
+    Annotated[Literal["oracle", "analytic"], Tag("plain")]
+    | Annotated[NoisyEstimator, Tag("noisy")]
+    | Annotated[AnalyticEstimator, Tag("analytic")],
+    _tag("noisy", "analytic"),
 ]
 
 
