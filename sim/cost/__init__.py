@@ -18,15 +18,19 @@ def load_cost(
     profile: str = "auto",
     parallel: Mapping[str, int] | None = None,
     kernels: Mapping[str, Any] | None = None,
+    power_cap_w: float | None = None,
 ) -> ProfiledCost:
-    """The cost model of a model on a GPU under a profile.
+    """The cost model of a model on a GPU under a profile; of a group of `parallel: {tp: n}` GPUs it prices one.
 
     `kernels`: `attention` (serial), `launch` (graph or eager), `scale` (operator -> factor on its time).
-    SimctlError for unknown names and for what isn't modelled: tensor, pipeline and expert parallelism.
+    `power_cap_w`: watts of one GPU (`sim.cost.power`). SimctlError for unknown names and for what isn't modelled:
+    pipeline and expert parallelism.
     """
     from sim.cost.gpu import load_gpu
     from sim.cost.launching import Launching
     from sim.cost.model import load_model
+    from sim.cost.parallel import shard, with_ring
+    from sim.cost.power import with_cap
     from sim.cost.profile import load_profile
     from sim.cost.profiled import ProfiledCost, checked_scale
 
@@ -34,9 +38,10 @@ def load_cost(
     options = dict(kernels or {})
     _check_kernels(options)
     spec = load_model(model)
-    chosen = load_profile(profile, load_gpu(gpu))
+    tp = (parallel or {}).get("tp", 1)
+    chosen = with_cap(with_ring(load_profile(profile, load_gpu(gpu)), tp), power_cap_w)
     launching = Launching(options.get("launch", "graph"), chosen.host)
-    return ProfiledCost(spec, chosen, launching, checked_scale(options.get("scale"), spec))
+    return ProfiledCost(shard(spec, tp), chosen, launching, checked_scale(options.get("scale"), spec, tp), tp)
 
 
 def _check_parallel(parallel: Mapping[str, int]) -> None:
@@ -46,8 +51,8 @@ def _check_parallel(parallel: Mapping[str, int]) -> None:
     for key, value in parallel.items():
         if key not in PARALLEL_KEYS:
             raise SimctlError(f"parallel: unknown key '{key}'.{nearest(key, PARALLEL_KEYS)}")
-        if value != 1:
-            raise SimctlError(f"parallel.{key} = {value} is not modelled: a replica is one GPU, so use 1.")
+        if value != 1 and key != "tp":
+            raise SimctlError(f"parallel.{key} = {value} is not modelled; use 1.")
 
 
 def _check_kernels(kernels: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ OPERATORS = (
     "embedding",
     "sampling",
     "lm_head",
+    "allreduce",
 )
 EXTRAPOLATION = ("raise", "flag", "clip")
 

@@ -14,7 +14,8 @@ from sim.suggest import nearest
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU. Rates are dense peaks (TFLOP/s = 1e12, GB/s = 1e9); `nvlink_gb_s` adds both directions.
+    """One GPU. Rates are dense peaks (TFLOP/s = 1e12, GB/s = 1e9); `nvlink_gb_s` adds both directions,
+    `pcie_gb_s` and `nic_gb_s` (one network card a GPU) are one direction's.
 
     `hbm_bytes` is the memory that a program sees; `sm_granule` and `sm_minimum` are the SM counts that a green
     context can be asked for on this architecture; `boost_mhz` is the clock that per-SM bandwidth is scaled by.
@@ -28,6 +29,8 @@ class GpuSpec:
     hbm_gb_s: float
     l2_bytes: int
     nvlink_gb_s: float
+    pcie_gb_s: float
+    nic_gb_s: float
     smem_per_sm_bytes: int
     threads_per_sm: int
     tdp_w: float
@@ -42,6 +45,11 @@ class GpuSpec:
     def peak_flops(self) -> float:
         """Dense 16-bit FLOP/s of the whole GPU."""
         return self.bf16_tflops * 1e12
+
+    @property
+    def peer_gb_s(self) -> float:
+        """GB/s in one direction to another GPU of the same machine: NVLink's, else PCIe's."""
+        return self.nvlink_gb_s / 2 or self.pcie_gb_s
 
     @property
     def hbm_bytes_per_s(self) -> float:

@@ -48,11 +48,12 @@ def plan_memory(
     num_gpu_blocks: int | None = None,
     max_tokens: int = 8192,
     max_seqs: int = 256,
+    gpus: int = 1,
 ) -> MemoryPlan:
     """KV blocks that fit beside weights and reserve; `num_gpu_blocks` overrides the count (vLLM's override).
 
-    `max_tokens` and `max_seqs` size the largest pass. SimctlError shows the arithmetic when weights and
-    reserve leave no room for a block.
+    `max_tokens` and `max_seqs` size the largest pass; `model` is the shard of one of `gpus`. SimctlError shows the
+    arithmetic when weights and reserve leave no room for a block.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise SimctlError(
@@ -62,13 +63,14 @@ def plan_memory(
         raise SimctlError(f"memory.block_size must be at least 1 token, not {block_size}.")
     if num_gpu_blocks is not None and num_gpu_blocks < 1:
         raise SimctlError(f"memory.num_gpu_blocks must be at least 1, not {num_gpu_blocks}.")
+    where = gpu.name if gpus == 1 else f"{gpus} x {gpu.name} (each holds a shard)"
     budget = int(gpu.hbm_bytes * gpu_memory_utilization)
     weights, activations = model.weight_bytes(), activation_bytes(model, max_tokens, max_seqs)
     room = budget - weights - activations - RUNTIME_BYTES
     block_bytes = block_size * model.kv_bytes_per_token()
     if room < block_bytes:
         raise SimctlError(
-            f"{model.name} does not fit on {gpu.name}: {_gib(gpu.hbm_bytes)} GiB x {gpu_memory_utilization:g} = "
+            f"{model.name} does not fit on {where}: {_gib(gpu.hbm_bytes)} GiB x {gpu_memory_utilization:g} = "
             f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
             f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime, leaves "
             f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."

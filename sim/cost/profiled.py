@@ -23,9 +23,9 @@ from sim.cost.operators import (
     flops,
     hbm_bytes,
     layer_span,
-    linear_operators,
     prefill_shape,
 )
+from sim.cost.parallel import parallel_operators
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
@@ -35,12 +35,16 @@ from sim.errors import SimctlError
 
 @dataclass(frozen=True)
 class ProfiledCost:
-    """Prices of one (model, GPU, profile); `scale` multiplies the time of operators by name (what-if)."""
+    """Prices of one (model, GPU, profile); `scale` multiplies the time of operators by name (what-if).
+
+    With `tp` GPUs to a replica, `model` is the shard that one of them holds, and work, memory and energy are one GPU's.
+    """
 
     model: ModelSpec
     profile: CurveProfile
     launching: Launching
     scale: Mapping[str, float]
+    tp: int = 1
 
     @property
     def gpu(self) -> GpuSpec:
@@ -62,13 +66,14 @@ class ProfiledCost:
                 self.launching.mode,
                 asdict(self.launching.terms),
                 dict(self.scale),
+                self.tp,
             ]
         )
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
-        """Linear and element-wise operators of a pass."""
-        return linear_operators(self.model)
+        """Linear and element-wise operators of a pass, and the all-reduces between GPUs."""
+        return parallel_operators(self.model, self.tp)
 
     def factor(self, operator: str) -> float:
         """The what-if factor of an operator: that of its full name, else of its family, else 1."""
@@ -277,7 +282,7 @@ class ProfiledCost:
 
     def memory(self, **knobs: Any) -> MemoryPlan:
         """KV blocks that fit; knobs as `sim.cost.memory.plan_memory` takes them."""
-        return plan_memory(self.model, self.gpu, **knobs)
+        return plan_memory(self.model, self.gpu, gpus=self.tp, **knobs)
 
     def provenance(self) -> dict[str, str]:
         """Label of each operator's curve, and of the host, energy and contention terms."""
@@ -320,12 +325,12 @@ def _loads(held: _Held, launches: tuple[Launch, ...], sms: int) -> Loads:
     return launch_loads(held.cost, launches, sms)
 
 
-def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec) -> dict[str, float]:
+def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec, tp: int = 1) -> dict[str, float]:
     """`kernels.scale` as floats; SimctlError for operators that this model does not run."""
     from sim.suggest import nearest
 
     names = [
-        *(operator.name for operator in linear_operators(model)),
+        *(operator.name for operator in parallel_operators(model, tp)),
         "prefill_attention",
         "decode_attention",
     ]

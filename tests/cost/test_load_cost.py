@@ -20,7 +20,7 @@ TOTALS = (
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parallel": {"tp": 2}}, "parallel.tp = 2 is not modelled"),
+        ({"parallel": {"pp": 2}}, "parallel.pp = 2 is not modelled"),
         ({"parallel": {"tq": 1}}, "unknown key 'tq'. Did you mean 'tp'"),
         ({"kernels": {"attention": "pod"}}, "'pod' is not priced"),
         ({"kernels": {"lunch": "graph"}}, "Did you mean 'launch'"),
