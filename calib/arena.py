@@ -6,6 +6,7 @@ going round them keeps the L2 as cold as a real step does.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,10 +70,12 @@ class Arena:
     final_norm: Any = None
     rope_cache: Any = None
     kv: Any = None
+    dtype: str = "bfloat16"
     flashinfer: Any = None
-    _scratch: dict[tuple[int, str], Any] = field(default_factory=dict)
-    _wrappers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _scratch: dict[tuple[int, str, Any], Any] = field(default_factory=dict)
+    _wrappers: dict[Any, Any] = field(default_factory=dict)
     _shuffle: dict[int, Any] = field(default_factory=dict)
+    _views: dict[tuple[str, str], Arena] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.torch = import_torch()
@@ -108,6 +111,26 @@ class Arena:
         pages = max(2 * self.layers, self.kv_bytes // (2 * page_elements))
         self.kv = self.draw((pages // 2 * 2, 2, PAGE, model.kv_heads, model.head_dim))
 
+    def viewed(self, model: ModelShape, dtype: str = "bfloat16") -> Arena:
+        """The same memory as a cache of `model`'s heads and of another 16-bit type; linear layers stay this model's.
+
+        bfloat16 bits read as float16 are random too, between 1 and 2 mostly: fit for timing and for comparison with
+        float32 on the same values.
+        """
+        if (model, dtype) == (self.model, self.dtype):
+            return self
+        key = (model.name, dtype)
+        if key not in self._views:
+            page = 2 * PAGE * model.kv_heads * model.head_dim
+            pages = self.kv.numel() // page // 2 * 2
+            kv = self.kv.view(-1)[: pages * page].view(getattr(self.torch, dtype))
+            kv = kv.view(pages, 2, PAGE, model.kv_heads, model.head_dim)
+            view = copy.copy(self)
+            view.model, view.dtype, view.kv = model, dtype, kv
+            view._wrappers, view._shuffle, view._views = {}, {}, {}
+            self._views[key] = view
+        return self._views[key]
+
     def draw(self, shape: tuple[int, ...], scale: float = 1.0) -> Any:
         """A fresh random normal bf16 tensor."""
         out = self.torch.empty(shape, dtype=self.torch.bfloat16, device=self.device)
@@ -128,15 +151,16 @@ class Arena:
 
     def scratch(self, slot: int, name: str, shape: tuple[int, ...], dtype: Any = None) -> Any:
         """A named buffer of `slot` (0 or 1: the two sides of a co-run), grown where needed, random at first."""
-        dtype = dtype or self.torch.bfloat16
+        dtype = dtype or getattr(self.torch, self.dtype)
         count = math.prod(shape)
-        held = self._scratch.get((slot, name))
-        if held is None or held.numel() < count or held.dtype != dtype:
-            self._scratch.pop((slot, name), None)
+        key = (slot, name, dtype)
+        held = self._scratch.get(key)
+        if held is None or held.numel() < count:
+            self._scratch.pop(key, None)
             held = self.torch.empty(count, dtype=dtype, device=self.device)
             if dtype.is_floating_point:
                 held.normal_(generator=self.generator)
-            self._scratch[(slot, name)] = held
+            self._scratch[key] = held
         return held[:count].view(shape)
 
     def refresh(self, tensor: Any, scale: float = 1.0) -> Any:
@@ -206,6 +230,20 @@ class Arena:
                 self.workspace(slot, "decode"), "NHD", use_tensor_cores=True, backend="fa2", **options
             )
         return self._wrappers[key]
+
+    def pod_wrapper(self, slot: int, batched: bool) -> Any:
+        """FlashInfer's POD (one contiguous chunk) or, `batched`, BatchPOD (paged chunks)."""
+        key = ("pod", slot, batched)
+        if key not in self._wrappers:
+            name = "BatchPODWithPagedKVCacheWrapper" if batched else "PODWithPagedKVCacheWrapper"
+            self._wrappers[key] = getattr(self.flashinfer, name)(self.workspace(slot, "pod"), "NHD")
+        return self._wrappers[key]
+
+    def side_stream(self) -> Any:
+        """The stream of whatever runs beside the current one."""
+        if "stream" not in self._wrappers:
+            self._wrappers["stream"] = self.torch.cuda.Stream()
+        return self._wrappers["stream"]
 
 
 def pages_of(tokens: int) -> int:

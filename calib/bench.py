@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import Protocol as Interface
 
 from calib.device import DeviceFacts
@@ -11,6 +12,10 @@ from calib.kernels.base import Kernel
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
 from calib.partition import NORMAL
+
+if TYPE_CHECKING:
+    from calib.energy import Drawn
+    from calib.kernels.tickets import Mix, Ran
 
 
 @dataclass(frozen=True)
@@ -64,4 +69,6 @@ class Bench(Interface):
         self, kernel: Kernel, sms: int, launch: str, seconds: float
     ) -> list[tuple[float, Sample]]: ...
     def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]: ...
+    def draw(self, sides: Sequence[Side], mode: str, seconds: float) -> Drawn: ...
+    def mix(self, mix: Mix, sms: int) -> Ran: ...
     def launched(self, kernels: list[Kernel]) -> list[list[dict[str, Any]]]: ...

@@ -34,7 +34,7 @@ def sets(lab: GpuLab, a: Side, b: Side, mode: str) -> tuple[Partition, Partition
     return lab.partition(a.sms), lab.partition(b.sms, remainder=True)
 
 
-class _Running:
+class Running:
     """One side, captured on its stream."""
 
     def __init__(self, lab: GpuLab, side: Side, partition: Partition, slot: int) -> None:
@@ -63,7 +63,7 @@ def pair(lab: GpuLab, a: Side, b: Side, mode: str) -> Pair:
     """Time both sides alone, then beside each other; only fully overlapped iterations count."""
     partitions = sets(lab, a, b, mode)
     sides = [
-        _Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
+        Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
     ]
     alone = [side.alone() for side in sides]
     window = max(lab.protocol.corun_s, ITERATIONS * max(side.replay_s for side in sides))
@@ -71,7 +71,7 @@ def pair(lab: GpuLab, a: Side, b: Side, mode: str) -> Pair:
         raise CalibrationError(f"One iteration takes {window / ITERATIONS:.2f} s, too long for a co-run.")
     counts = [min(MOST_REPLAYS, int(window / side.replay_s) + 2) for side in sides]
     for _ in range(2):
-        boundaries, reading = _together(lab, sides, counts)
+        boundaries, reading = together(lab, sides, counts)
         kept = [overlapped(boundaries[i], boundaries[1 - i])[0] for i in (0, 1)]
         if min(map(len, kept)) >= ENOUGH:
             break
@@ -87,7 +87,7 @@ def pair(lab: GpuLab, a: Side, b: Side, mode: str) -> Pair:
     return Pair(*samples, *alone, len(shared[0] & shared[1]))
 
 
-def _together(lab: GpuLab, sides: list[_Running], counts: list[int]) -> tuple[list[list[float]], Any]:
+def together(lab: GpuLab, sides: list[Running], counts: list[int]) -> tuple[list[list[float]], Any]:
     """Enqueue both sides in the order of their expected times; returns each side's iteration boundaries (s)."""
     total = counts[0] + 1
     events = [lab.events(total), lab.events(counts[1] + 1, first=total)]
@@ -114,7 +114,7 @@ def stagger(lab: GpuLab, a: Side, b: Side, mode: str, delay_s: float, share: flo
     """Side a once, beside a burst of side b that starts `delay_s` later; the median of three repeats."""
     partitions = sets(lab, a, b, mode)
     sides = [
-        _Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
+        Running(lab, side, part, i) for i, (side, part) in enumerate(zip((a, b), partitions, strict=True))
     ]
     alone = sides[0].alone()
     sides[1].alone()

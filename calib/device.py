@@ -24,6 +24,8 @@ LIBRARIES = (
 # HW power brake (nvml.h, nvmlClocksEventReason*)
 THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 BUSY_PERCENT = 20
+# NVML GPM: SMs with a resident warp, tensor pipes in use, HBM bandwidth in use (nvml.h, nvmlGpmMetricId_t)
+GPM_METRICS = {"sm_active": 2, "tensor_active": 5, "dram_active": 10}
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,37 @@ class Meter:
             None if power is None else power / 1000.0,
             None if bits is None else bool(bits & THROTTLE_BITS),
         )
+
+    def energy_j(self) -> float:
+        """Joules since the driver was loaded; NaN where the counter does not exist."""
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return float("nan") if millijoules is None else millijoules / 1e3
+
+    def gpm_sample(self) -> Any:
+        """A sample of the GPU's performance counters (NVML GPM), None where the driver does not permit them."""
+        try:
+            if not self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
+                return None
+            sample = self._nvml.nvmlGpmSampleAlloc()
+            self._nvml.nvmlGpmSampleGet(self._handle, sample)
+        except Exception:  # no such call, no such GPU, or no permission
+            return None
+        return sample
+
+    def gpm_between(self, first: Any, last: Any) -> dict[str, float]:
+        """Shares of GPM_METRICS between two samples, empty if the driver does not answer."""
+        if first is None or last is None:
+            return {}
+        try:
+            asked = self._nvml.c_nvmlGpmMetricsGet_t()
+            asked.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+            asked.sample1, asked.sample2, asked.numMetrics = first, last, len(GPM_METRICS)
+            for i, number in enumerate(GPM_METRICS.values()):
+                asked.metrics[i].metricId = number
+            self._nvml.nvmlGpmMetricsGet(asked)
+            return {name: asked.metrics[i].value / 100.0 for i, name in enumerate(GPM_METRICS)}
+        except Exception:
+            return {}
 
     def power_limit_w(self) -> float:
         return (self._ask("nvmlDeviceGetEnforcedPowerLimit") or 0) / 1000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from calib.analytic import expected_s, peaks
 from calib.bench import Pair, Side, Stagger
 from calib.corun import MODES
 from calib.device import DeviceFacts, Reading
+from calib.energy import Drawn
 from calib.kernels.base import Kernel
+from calib.kernels.tickets import Mix, Ran
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
 from calib.partition import NORMAL, LeakError, legal_sizes
@@ -115,6 +118,21 @@ class FakeLab:
             sample = self._sample(kernel, sms, 1.0, launch, count)
             samples.append((elapsed, sample))
         return samples
+
+    def draw(self, sides: Sequence[Side], mode: str, seconds: float) -> Drawn:
+        slow = 1.0 if len(sides) == 1 else 1.2
+        cold = [self._sample(side.kernel, side.sms, 1.0, "graph", 5) for side in sides]
+        hot = [self._sample(side.kernel, side.sms, 1.1 * slow, "graph", 50) for side in sides]
+        self._now += seconds
+        return Drawn(cold, hot, self._power, hot[0].readings, {"sm_active": 0.9}, seconds)
+
+    def mix(self, mix: Mix, sms: int) -> Ran:
+        slots = sms * mix.ctas_per_sm
+        work = sum(mix.loops()[0]) * 0.15e-6 + sum(mix.loops()[1]) * 0.5e-6
+        span = work / slots + 2e-6
+        times = [span + 2e-6 * float(self._noise.random()) for _ in range(8)]
+        self._now += SET_UP_S + sum(times)
+        return Ran(Sample(times, "eager"), span, None)
 
     def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]:
         times = 2e-5 * (1 + 0.01 * batch) * np.exp(0.1 * self._noise.standard_normal(30))

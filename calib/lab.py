@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from calib import corun, hostcost
+from calib import corun, cuda, energy, hostcost
 from calib.analytic import expected_s
 from calib.arena import Arena
 from calib.bench import Pair, Side, Stagger
 from calib.cuda import Probe
 from calib.device import Meter, gpu_facts, require_idle
+from calib.energy import Drawn
 from calib.kernels.base import Kernel
+from calib.kernels.tickets import Mix, Ran, run_mix
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
 from calib.partition import (
@@ -30,6 +33,7 @@ from calib.partition import (
 from sim.errors import CalibrationError
 
 SUSTAINED_WINDOW_S = 0.25
+HOST_LOOKS = 5  # runs that a host time is the mean of
 L2_TURNS = 3  # bytes that a graph touches before it comes back to a buffer, in L2 sizes
 
 
@@ -183,7 +187,9 @@ class GpuLab:
         return graph, launches, self.replays(graph, stream, 1, launches).median_s * launches
 
     def time(self, kernel: Kernel, sms: int, launch: str = "graph", priority: str = NORMAL) -> Sample:
-        """Time `kernel` alone on `sms` SMs, launched as a CUDA graph or eagerly."""
+        """Time `kernel` alone on `sms` SMs, launched as a CUDA graph, eagerly, or from a filled queue."""
+        if launch == "queued":
+            return self._queued(kernel)
         stream = self.partition(sms).stream(priority)
         with self.torch.cuda.stream(stream):
             self.ready(kernel, sms, 0, padded=launch == "graph")
@@ -214,9 +220,41 @@ class GpuLab:
         times = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
         return Sample(times, "eager", host_s, [reading])
 
+    def _queued(self, kernel: Kernel) -> Sample:
+        """Eager launches on the default stream, enqueued while the GPU is held, so that the host is not timed."""
+        stream = self.torch.cuda.default_stream()
+        with self.torch.cuda.stream(stream):
+            self.ready(kernel, self.facts.sms, 0, padded=False)
+            start = time.perf_counter()
+            for i in range(HOST_LOOKS):
+                kernel.run(i)
+            host_s = (time.perf_counter() - start) / HOST_LOOKS
+            stream.synchronize()
+            once = time.perf_counter()
+            kernel.run(0)
+            stream.synchronize()
+            once = time.perf_counter() - once
+            count = self.protocol.samples(once)
+            cycles = int((count + 2) * 2 * host_s * 1e6 * (self.facts.max_sm_mhz or 2000))
+            events = self.events(count + 1)
+            cuda.hold(stream.cuda_stream, cycles)
+            kernel.run(count)  # warms, and fills the gap behind the hold
+            events[0].record(stream)
+            for i, event in enumerate(events[1:]):
+                kernel.run(i)
+                event.record(stream)
+            reading = self.meter.read()
+            stream.synchronize()
+        times = [a.elapsed_time(b) / 1e3 for a, b in pairwise(events)]
+        return Sample(times, "queued", host_s, [reading])
+
     def error(self, kernel: Kernel) -> float:
         """Relative error of `kernel` against float32 on the whole GPU."""
-        with self.torch.cuda.stream(self.whole[0].stream()):
+        if getattr(kernel, "launch", "") == "queued":
+            stream = self.torch.cuda.default_stream()
+        else:
+            stream = self.whole[0].stream()
+        with self.torch.cuda.stream(stream):
             kernel.prepare(self.arena)
             error = kernel.reference_error()
             self.torch.cuda.synchronize()
@@ -230,6 +268,8 @@ class GpuLab:
             graph, launches, replay_s = self.graphed(kernel, sms, 0, stream)
             count = max(2, int(SUSTAINED_WINDOW_S / replay_s))
             start, samples = self.clock(), []
+            if launch == "queued":
+                raise CalibrationError("A kernel that no graph holds is not run for long.")
             while (elapsed := self.clock() - start) < seconds:
                 if launch == "graph":
                     samples.append((elapsed, self.replays(graph, stream, count, launches)))
@@ -244,6 +284,16 @@ class GpuLab:
     def stagger(self, a: Side, b: Side, mode: str, delay_s: float, share: float) -> Stagger:
         """Run side a once while side b starts `delay_s` later and lasts about `share` of a's time."""
         return corun.stagger(self, a, b, mode, delay_s, share)
+
+    def draw(self, sides: Sequence[Side], mode: str, seconds: float) -> Drawn:
+        """Watts, clocks and times of one side, or of two side by side, in a run of `seconds`."""
+        if len(sides) == 1:
+            return energy.alone(self, sides[0], seconds)
+        return energy.beside(self, sides[0], sides[1], mode, seconds)
+
+    def mix(self, mix: Mix, sms: int) -> Ran:
+        """Run synthetic CTAs on `sms` SMs."""
+        return run_mix(self, mix, sms)
 
     def host_costs(self, label: str, batch: int) -> tuple[dict[str, Any], Sample]:
         """Measure the host cost called `label`; returns row columns and times."""

@@ -52,6 +52,33 @@ MODELS = {
         ModelShape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
         ModelShape("llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256),
         ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064),
+        ModelShape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000),
+        ModelShape("yi-6b", 32, 4096, 32, 4, 128, 11008, 64000),
+        ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256),
+        # what one GPU of a tensor-parallel group computes
+        ModelShape("llama-3.1-8b-tp2", 32, 4096, 16, 4, 128, 7168, 64128),
+        ModelShape("llama-3.1-70b-tp4", 80, 8192, 16, 2, 128, 7168, 32064),
+        ModelShape("llama-3.1-70b-tp8", 80, 8192, 8, 1, 128, 3584, 16032),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The experts of one layer of a mixture: each token goes to `chosen` of `experts` gated MLPs."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    experts: int
+    chosen: int
+
+
+EXPERTS = {
+    shape.name: shape
+    for shape in (
+        ExpertShape("qwen3-30b-a3b", 2048, 768, 128, 8),
+        ExpertShape("qwen3-235b-a22b", 4096, 1536, 128, 8),
     )
 }
 

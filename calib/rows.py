@@ -27,7 +27,15 @@ SHAPE = (
     "context_max",
     "decode_contexts",  # each context, where they differ
     "layers",
-    "attention",  # fa2, fa3, sdpa: back end of prefill attention
+    "attention",  # fa2, fa3, sdpa: back end of prefill attention; of mixed attention its variant
+    "dtype",  # where it is not bfloat16
+    "experts",  # of a grouped GEMM over m tokens; `spread` is the exponent of their popularity
+    "compute_ctas",  # synthetic CTAs: how many of each kind, loops of each, lognormal sigma of the loops, how many
+    "bandwidth_ctas",  # fit an SM
+    "compute_work",
+    "bandwidth_work",
+    "spread",
+    "ctas_per_sm",
     "sms",
     "priority",  # normal, high
 )
@@ -68,6 +76,11 @@ TIMES = (
     "flops",
     "bytes",
     "error",  # against float32
+    "span_s",  # from the first CTA's start to the last one's end, by the GPU's own clock
+    "energy_j",  # of one launch, board and all, out of NVML's energy counter
+    "sm_active",  # counters, as shares: SM cycles with a resident warp, tensor pipe, HBM
+    "tensor_active",
+    "dram_active",
 )
 KERNEL = ("kernel", "grid", "block", "smem_bytes")
 ORIGIN = ("seed", "unix_s", "point", "skip")

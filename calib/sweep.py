@@ -166,7 +166,7 @@ def advance(
 
 def _rows(lab: Bench, sweep: Sweep, point: Point, seed: int) -> list[dict[str, Any]]:
     origin = {
-        "model": lab.model.name,
+        "model": point.get("model", lab.model.name),
         "seed": seed,
         "unix_s": round(time.time(), 1),
         "point": point_key(sweep.name, point),

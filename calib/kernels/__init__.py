@@ -8,9 +8,11 @@ from typing import Any
 from calib.kernels.attention import DecodeAttention, PrefillAttention
 from calib.kernels.base import Kernel
 from calib.kernels.elementwise import Activation, KvWrite, Norm, Rope, Sampling, StreamRead
-from calib.kernels.gemm import Gemm
+from calib.kernels.experts import GroupedGemm
+from calib.kernels.fused import MixedAttention
+from calib.kernels.gemm import Gemm, GemmFp8
 from calib.kernels.layer import Step
-from calib.models import ModelShape
+from calib.models import ModelShape, model_shape
 from sim.errors import CalibrationError
 from sim.suggest import nearest
 
@@ -18,11 +20,27 @@ ROWS = {cls.kind: cls for cls in (Norm, Rope, Activation, KvWrite)}
 
 
 def make(model: ModelShape, point: Mapping[str, Any]) -> Kernel:
-    """The kernel of a point: `kind` and that kind's shape keys (role, m, q, h, contexts, layers, attention)."""
+    """The kernel of a point: `kind` and that kind's shape keys (role, m, q, h, contexts, layers, attention, and
+    `model` where it is not the calibration's own)."""
     kind = point["kind"]
+    if "model" in point:
+        model = model_shape(point["model"])
     if kind in ("gemm", "lm_head"):
         role = "lm_head" if kind == "lm_head" else point.get("role", "")
         return Gemm(model, role, point["m"], point.get("n", 0), point.get("k", 0))
+    if kind == "gemm_fp8":
+        return GemmFp8(model, point["m"], point["n"], point["k"])
+    if kind == "moe":
+        return GroupedGemm(model, point["experts_of"], point["role"], point["m"], point.get("skew", 0.0))
+    if kind == "fused_attention":
+        return MixedAttention(
+            model,
+            point["q"],
+            point["h"],
+            point["contexts"],
+            point["attention"],
+            point.get("dtype", "bfloat16"),
+        )
     if kind in ROWS:
         return ROWS[kind](model, point["m"])
     if kind == "sampling":
@@ -30,9 +48,11 @@ def make(model: ModelShape, point: Mapping[str, Any]) -> Kernel:
     if kind == "stream_read":
         return StreamRead(model, point["size"])
     if kind == "prefill_attention":
-        return PrefillAttention(model, point["q"], point["h"], point["attention"])
+        return PrefillAttention(
+            model, point["q"], point["h"], point["attention"], point.get("dtype", "bfloat16")
+        )
     if kind == "decode_attention":
-        return DecodeAttention(model, point["contexts"], point["attention"])
+        return DecodeAttention(model, point["contexts"], point["attention"], point.get("dtype", "bfloat16"))
     if kind.endswith(("_layer", "_step")):
         return Step(
             model,

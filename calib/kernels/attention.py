@@ -42,13 +42,18 @@ class _Paged(Kernel):
     """Shared by both phases: sequences of `contexts` tokens in pages, `q_lens` query rows each, `q` and `out`."""
 
     def __init__(
-        self, model: ModelShape, contexts: Sequence[int], q_lens: Sequence[int], backend: str
+        self,
+        model: ModelShape,
+        contexts: Sequence[int],
+        q_lens: Sequence[int],
+        backend: str,
+        dtype: str = "bfloat16",
     ) -> None:
         if backend not in BACKENDS:
             raise CalibrationError(f"Attention back end '{backend}' is not one of {', '.join(BACKENDS)}.")
         self.model, self.contexts, self.q_lens, self.backend = model, list(contexts), list(q_lens), backend
         self.tokens = sum(q_lens)
-        self.label = backend
+        self.label, self.dtype = backend, dtype
         pairs = sum(q * (kv - q) + q * (q + 1) / 2 for q, kv in zip(q_lens, contexts, strict=True))
         self.flops = 4.0 * model.heads * model.head_dim * pairs
         q_bytes = 4.0 * self.tokens * model.heads * model.head_dim  # query in, output out, bf16
@@ -59,6 +64,7 @@ class _Paged(Kernel):
         self._arena, self._slot, self._q, self._out = arena, slot, q, out
 
     def prepare(self, arena: Arena, slot: int = 0, padded: bool = False) -> None:
+        arena = arena.viewed(self.model, self.dtype)
         shape = (self.tokens, self.model.heads, self.model.head_dim)
         q = arena.refresh(arena.scratch(slot, f"{self.kind}-q", shape))
         self.bind(arena, slot, q, arena.scratch(slot, f"{self.kind}-out", shape))
@@ -135,9 +141,15 @@ class PrefillAttention(_Paged):
     kind = "prefill_attention"
 
     def __init__(
-        self, model: ModelShape, q_lens: Sequence[int], histories: Sequence[int], backend: str = "fa3"
+        self,
+        model: ModelShape,
+        q_lens: Sequence[int],
+        histories: Sequence[int],
+        backend: str = "fa3",
+        dtype: str = "bfloat16",
     ) -> None:
-        super().__init__(model, [q + h for q, h in zip(q_lens, histories, strict=True)], q_lens, backend)
+        contexts = [q + h for q, h in zip(q_lens, histories, strict=True)]
+        super().__init__(model, contexts, q_lens, backend, dtype)
         self.histories = list(histories)
 
     def columns(self) -> dict[str, Any]:
@@ -164,8 +176,8 @@ class PrefillAttention(_Paged):
             model.head_dim,
             PAGE,
             causal=True,
-            q_data_type=torch.bfloat16,
-            kv_data_type=torch.bfloat16,
+            q_data_type=getattr(torch, self.dtype),
+            kv_data_type=getattr(torch, self.dtype),
         )
 
 
@@ -174,8 +186,10 @@ class DecodeAttention(_Paged):
 
     kind = "decode_attention"
 
-    def __init__(self, model: ModelShape, contexts: Sequence[int], backend: str = "fa2") -> None:
-        super().__init__(model, contexts, [1] * len(contexts), backend)
+    def __init__(
+        self, model: ModelShape, contexts: Sequence[int], backend: str = "fa2", dtype: str = "bfloat16"
+    ) -> None:
+        super().__init__(model, contexts, [1] * len(contexts), backend, dtype)
 
     def columns(self) -> dict[str, Any]:
         return {**context_columns(self.contexts), "m": self.tokens, "attention": self.backend, "layers": 1}
@@ -195,8 +209,8 @@ class DecodeAttention(_Paged):
             model.kv_heads,
             model.head_dim,
             PAGE,
-            q_data_type=torch.bfloat16,
-            kv_data_type=torch.bfloat16,
+            q_data_type=getattr(torch, self.dtype),
+            kv_data_type=getattr(torch, self.dtype),
         )
 
 

@@ -84,3 +84,46 @@ class Gemm(Kernel):
         out = self.run(0)
         rows = slice(0, min(self.m, 256))
         return relative_error(out[rows], self._x[rows].float() @ self._weights[0].float())
+
+
+class GemmFp8(Gemm):
+    """The same with e4m3 operands, one scale a tensor and a bf16 result (torch._scaled_mm, as engines call it)."""
+
+    kind = "gemm_fp8"
+
+    def __init__(self, model: ModelShape, m: int, n: int, k: int) -> None:
+        super().__init__(model, "", m, n, k)
+        self.label = "fp8"
+        self.bytes = 1.0 * (m * k + n * k) + 2.0 * m * n
+
+    def columns(self) -> dict[str, Any]:
+        return {**super().columns(), "dtype": "float8_e4m3"}
+
+    def prepare(self, arena: Arena, slot: int = 0, padded: bool = False) -> None:
+        torch = self._torch = arena.torch
+        fp8 = torch.float8_e4m3fn
+        x = arena.refresh(arena.scratch(slot, "gemm-in", (self.m, self.k)))
+        self._x = x.to(fp8)
+        self._out = arena.scratch(slot, "gemm-out", (self.m, self.n))
+        self._weights = self._cut(arena)
+        self._scale = torch.ones((), device=arena.device, dtype=torch.float32)
+        self.copies = len(self._weights)
+
+    def _cut(self, arena: Arena) -> list[Any]:
+        # random e4m3 values once, and as many matrices of it as exceed the L2 three times
+        torch, size = self._torch, self.n * self.k
+        count = max(1, min(16, (192 << 20) // size))
+        flat = arena.scratch(0, "gemm-fp8", (count * size,), torch.uint8).view(torch.float8_e4m3fn)
+        flat.copy_(arena.draw((count * size,)))
+        return [flat[i * size : (i + 1) * size].view(self.n, self.k).t() for i in range(count)]
+
+    def run(self, i: int = 0) -> Any:
+        return self._torch._scaled_mm(
+            self._x,
+            self._weights[i % self.copies],
+            scale_a=self._scale,
+            scale_b=self._scale,
+            out_dtype=self._torch.bfloat16,
+            use_fast_accum=True,
+            out=self._out,
+        )

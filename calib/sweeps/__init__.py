@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 from calib.sweep import Sweep
 from calib.sweeps.corun import CorunSweep, OperatorPairSweep, StaggerSweep
+from calib.sweeps.fused import (
+    AttentionShareSweep,
+    FusedRandomSweep,
+    FusedShapesSweep,
+    FusedSweep,
+    LimitsSweep,
+)
 from calib.sweeps.operators import operator_sweeps
 from calib.sweeps.others import ErrorSweep, HostSweep, KernelSweep, RandomSweep
+from calib.sweeps.power import PowerSweep, TicketSweep
+from calib.sweeps.shapes import ExpertSweep, Fp8Sweep, ShapesSweep
 from calib.sweeps.steps import DecodeStepSweep, HotSweep, PrefillLayerSweep, StepSweep
 from sim.errors import SimctlError
 from sim.suggest import nearest
@@ -25,10 +34,19 @@ def all_sweeps(random: int, seed: int) -> list[Sweep]:
         CorunSweep(),
         OperatorPairSweep(),
         StaggerSweep(),
+        LimitsSweep(),
+        FusedSweep(),
+        AttentionShareSweep(),
+        TicketSweep(),
+        FusedShapesSweep(),
+        ShapesSweep(),
+        ExpertSweep(),
+        Fp8Sweep(),
         HotSweep(),
+        PowerSweep(),
     ]
     if random:
-        sweeps.append(RandomSweep(random, seed))
+        sweeps += [RandomSweep(random, seed), FusedRandomSweep(5 * random, seed)]
     return [*sweeps, KernelSweep()]  # last, so that no timing runs in a process that was profiled
 
 

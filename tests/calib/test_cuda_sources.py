@@ -49,6 +49,7 @@ def compile_ptx(source: str, arch: str) -> str:
     [
         ("smid_probe", ["record_smid", "record_nsmid", "hold"], "%smid"),
         ("stream_read", ["stream_read"], ".v4."),
+        ("tickets", ["tickets", "intra_thread", "horizontal"], "%globaltimer"),
     ],
 )
 def test_compiles(name: str, entries: list[str], must_contain: str, arch: str) -> None:
