@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.engine.layout import (
     BY_ARRIVAL,
+    BY_PRIORITY,
     N_HEAP,
     N_RUN,
     N_WAIT,
@@ -16,6 +17,7 @@ from sim.engine.layout import (
     RUN_TAIL,
     WAIT_AREA,
     WAIT_HEAD,
+    WAIT_ORDER,
     WAIT_SINCE,
     WAIT_TAIL,
 )
@@ -68,10 +70,28 @@ def _count_running(r: Any, change: int, t: float) -> None:
 
 
 @jit
+def more_urgent(q: Any, i: int, j: int) -> bool:
+    """Does request i go before j by priority? Equal ones by arrival, of which row numbers are the order."""
+    if q.priority[i] != q.priority[j]:
+        return bool(q.priority[i] < q.priority[j])
+    return i < j
+
+
+@jit
 def push_waiting(q: Any, r: Any, i: int, front: bool, t: float) -> None:
-    """Queue request i at time t, at the front or at the back."""
+    """Queue request i at time t, at the front or at the back, or where its priority puts it."""
     _count_waiting(r, 1, t)
-    _link_after(q, r.iv, WAIT_HEAD, WAIT_TAIL, -1 if front else r.iv[WAIT_TAIL], i)
+    before = -1 if front else r.iv[WAIT_TAIL]
+    if r.iv[WAIT_ORDER] == BY_PRIORITY and r.iv[WAIT_TAIL] >= 0:
+        before = r.iv[WAIT_TAIL]
+        if not more_urgent(q, before, i):
+            # an urgent one, or an old one of its class: its place is near the head
+            before = -1
+            after = r.iv[WAIT_HEAD]
+            while more_urgent(q, after, i):
+                before = after
+                after = q.next[after]
+    _link_after(q, r.iv, WAIT_HEAD, WAIT_TAIL, before, i)
 
 
 @jit

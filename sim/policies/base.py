@@ -28,13 +28,14 @@ from sim.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Knob:
-    """One named choice of a policy: default, meaning, and where the default comes from."""
+    """One named choice of a policy: default, meaning, and where the default comes from; bounds or a few words."""
 
     default: Any
     doc: str
     source: str
     minimum: float | None = None
     maximum: float | None = None
+    choices: tuple[str, ...] | None = None
 
 
 class Policy(Protocol):
@@ -70,6 +71,11 @@ class CompiledPolicy:
         return self.settings[knob]
 
     @property
+    def wait_order(self) -> str:
+        """How requests wait: `fcfs`, or `priority` (of the request, lower first; then by arrival)."""
+        return "fcfs"
+
+    @property
     def block_size(self) -> int | None:
         """Tokens per KV block if the system has its own; None leaves it to the experiment."""
         return None
@@ -91,6 +97,10 @@ class CompiledPolicy:
         # the last token's KV is never written
         tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens - 1
         return np.asarray(-(-tokens // deployment.block_size), np.int64)
+
+    def refusals(self, workload: Workload, deployment: Deployment) -> dict[int, str]:
+        """Requests (row -> why) that this system turns away although they would fit."""
+        return {}
 
     def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
         """Two lanes: the (prefill SMs, decode SMs) pairs that may run side by side; see `Mechanism`."""
@@ -125,6 +135,11 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         raise SimctlError(
             f"policy '{policy}': knob '{key}' is {value!r}; it takes "
             f"{'a whole number' if knob.default is None else 'a value like ' + repr(knob.default)}"
+        )
+    if knob.choices is not None and value not in knob.choices:
+        raise SimctlError(
+            f"policy '{policy}': knob '{key}' is {value!r}; it takes {' or '.join(knob.choices)}."
+            f"{nearest(str(value), knob.choices)}"
         )
     if knob.minimum is not None and value is not None and not (value >= knob.minimum):
         raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; the least is {knob.minimum}")

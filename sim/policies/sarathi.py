@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.cohort import blocks_now, decode_need, generated_now, needs_block
+from sim.engine.cohort import decode_need, generated_now
 from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
 from sim.engine.layout import (
@@ -28,44 +28,16 @@ from sim.engine.layout import (
     N_PREEMPT,
     N_READY,
     N_RUN,
-    PREFILL,
     REPEAT,
-    RUN_HEAD,
-    RUN_TAIL,
     WAIT_HEAD,
 )
-from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
+from sim.engine.plans import add_chunk, clear_plan, is_victim
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
+from sim.policies.serial import decodes_in_order
 from sim.workload.workload import Workload
 
 BUDGET, SEQS, WATERMARK, ONE_PREFILL = 0, 1, 2, 3
-
-
-@jit
-def _decodes_in_order(q: Any, r: Any, a: Any) -> tuple[int, int]:
-    """Give decodes their slot in order, evicting from the end; returns how many decode, and the free blocks."""
-    iv = r.iv
-    free, scheduled = iv[FREE], 0
-    last = iv[RUN_TAIL]
-    i = iv[RUN_HEAD]
-    while i >= 0:
-        after = q.next[i] if i != last else -1
-        if q.phase[i] != PREFILL:
-            # a free block must exist at its turn, needed or not (block_space_manager can_append_slot)
-            while free < 1 and last != i:
-                add_victim(a, last)
-                free += blocks_now(q, r, last)
-                last = q.prev[last]
-            if free < 1:
-                add_victim(a, i)
-                free += blocks_now(q, r, i)
-                break
-            free -= needs_block(q, r, i)
-            scheduled += 1
-            after = q.next[i] if i != last else -1
-        i = after
-    return scheduled, free
 
 
 @jit
@@ -93,7 +65,7 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
     if decodes > 0:
         free -= decode_need(q, r)
         if free < 1:
-            decodes, free = _decodes_in_order(q, r, a)
+            decodes, free = decodes_in_order(q, r, a)
     budget = ki[BUDGET] - decodes
     for n in range(iv[N_PARTIAL]):
         i = r.partial[n]

@@ -1,7 +1,9 @@
 """vLLM v1: one token budget for the running requests in admission order, then for the waiting ones.
 
 Mirrors the scheduler of vLLM early 2026 (vllm:vllm/v1/core/sched/scheduler.py): chunked prefill on, first come
-first served, blocks for scheduled tokens only, preemption of the last running request by recompute.
+first served, blocks for scheduled tokens only, preemption of the last running request by recompute. Under
+`scheduling_policy: priority` the waiting are served by priority and, where blocks are short, the least urgent running
+request goes, even if this step has scheduled it already; a waiting request never evicts a running one.
 Knobs' defaults: vllm:vllm/config/scheduler.py and vllm/engine/arg_utils.py (get_batch_defaults).
 """
 
@@ -29,11 +31,12 @@ from sim.engine.layout import (
     RUN_TAIL,
     WAIT_HEAD,
 )
-from sim.engine.plans import add_chunk, add_victim, clear_plan
+from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
+from sim.engine.queues import more_urgent
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
 
-BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT = 0, 1, 2, 3, 4
+BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT, PRIORITY = 0, 1, 2, 3, 4, 5
 SOURCE = "vllm:vllm/v1/core/sched/scheduler.py"
 
 
@@ -76,38 +79,77 @@ def _running_in_bulk(q: Any, r: Any, a: Any, ki: Any) -> int:
 
 
 @jit
+def _next_victim(q: Any, r: Any, a: Any, by_priority: bool) -> int:
+    """The last running request, or the least urgent one, that is not evicted yet."""
+    worst, i = -1, r.iv[RUN_TAIL]
+    while i >= 0:
+        if not is_victim(a, i) and (worst < 0 or more_urgent(q, worst, i)):
+            worst = i
+            if not by_priority:
+                return worst
+        i = q.prev[i]
+    return worst
+
+
+@jit
+def _take_back(q: Any, r: Any, a: Any, victim: int, at: int) -> tuple[int, int]:
+    """Tokens and blocks that this step has given to the victim, which is unscheduled if it stands before `at`."""
+    i = r.iv[RUN_HEAD]
+    while i != victim and i != at:
+        i = q.next[i]
+    if i == at:
+        return 0, 0
+    if q.phase[victim] != PREFILL:
+        return 1, needs_block(q, r, victim)
+    kept, tokens = 0, 0
+    for c in range(a.iv[N_CHUNKS]):
+        if a.chunk_id[c] == victim:
+            tokens = a.chunk_tokens[c]
+        else:
+            a.chunk_id[kept] = a.chunk_id[c]
+            a.chunk_tokens[kept] = a.chunk_tokens[c]
+            a.chunk_reserve[kept] = a.chunk_reserve[c]
+            kept += 1
+    a.iv[N_CHUNKS] = kept
+    return tokens, -(-(q.computed[victim] + tokens) // r.iv[BLOCK]) - q.blocks[victim]
+
+
+@jit
 def _running_in_order(q: Any, r: Any, a: Any, ki: Any) -> int:
-    """Walk the running list as the scheduler does, evicting from its end where blocks are short."""
+    """Walk the running list as the scheduler does, evicting where blocks are short."""
     iv = r.iv
     budget, free = ki[BUDGET], iv[FREE]
-    last = iv[RUN_TAIL]
+    evicted = False
     i = iv[RUN_HEAD]
-    while i >= 0 and budget > 0:
+    while i >= 0 and budget > 0 and not evicted:
+        if is_victim(a, i):
+            i = q.next[i]
+            continue
         if q.phase[i] == PREFILL:
             tokens = _wanted(q, i, ki[THRESHOLD], budget)
             need = -(-(q.computed[i] + tokens) // iv[BLOCK]) - q.blocks[i]
         else:
             tokens = 1
             need = needs_block(q, r, i)
-        evicted = False
         while need > free and not evicted:
-            add_victim(a, last)
-            free += blocks_now(q, r, last)
-            evicted = bool(last == i)
-            last = q.prev[last]
-        if evicted:
-            break
-        free -= need
-        budget -= tokens
-        if q.phase[i] == PREFILL:
-            add_chunk(a, i, tokens, q.computed[i] + tokens)
-        i = q.next[i] if i != last else -1
-    while i >= 0 and budget == 0:
-        # the budget ran out before these: those that decode sit this step out
-        if q.phase[i] != PREFILL:
+            victim = _next_victim(q, r, a, ki[PRIORITY] == 1)
+            tokens_back, blocks_back = _take_back(q, r, a, victim, i)
+            budget += tokens_back
+            free += blocks_now(q, r, victim) + blocks_back
+            add_victim(a, victim)
+            evicted = bool(victim == i)
+        if not evicted:
+            free -= need
+            budget -= tokens
+            if q.phase[i] == PREFILL:
+                add_chunk(a, i, tokens, q.computed[i] + tokens)
+        i = q.next[i]
+    while i >= 0:
+        # the step ended before these: those that decode sit it out
+        if q.phase[i] != PREFILL and not is_victim(a, i):
             a.hold[a.iv[N_HOLD]] = i
             a.iv[N_HOLD] += 1
-        i = q.next[i] if i != last else -1
+        i = q.next[i]
     return budget
 
 
@@ -190,6 +232,13 @@ class VllmPolicy(CompiledPolicy):
             "admit only if the whole known sequence would fit, not just its first chunk",
             "off in early v1; a later allocate_slots has it",
         ),
+        "scheduling_policy": Knob(
+            "fcfs",
+            "fcfs, or priority: the queue is served by the requests' priority (lower first), then by arrival, and "
+            "the least urgent running request is evicted",
+            "vllm:vllm/config/scheduler.py (policy)",
+            choices=("fcfs", "priority"),
+        ),
     }
     advance = advance
 
@@ -198,6 +247,11 @@ class VllmPolicy(CompiledPolicy):
         from sim.units import GIB
 
         return load_gpu(deployment.gpu).hbm_bytes >= 70 * GIB and "a100" not in deployment.gpu
+
+    @property
+    def wait_order(self) -> str:
+        """By the knob."""
+        return str(self["scheduling_policy"])
 
     def max_seqs(self, deployment: Deployment) -> int:
         """`max_num_seqs`, or vLLM's default for this GPU."""
@@ -208,11 +262,12 @@ class VllmPolicy(CompiledPolicy):
         return int(self["max_num_batched_tokens"] or (8192 if self._large(deployment) else 2048))
 
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
-        """Budget, sequences, threshold, watermark in blocks, gate."""
+        """Budget, sequences, threshold, watermark in blocks, gate, order of eviction."""
         return [
             self.max_tokens(deployment),
             self.max_seqs(deployment),
             self["long_prefill_token_threshold"],
             int(self["watermark"] * deployment.num_blocks),
             int(self["whole_prompt_gate"]),
+            int(self["scheduling_policy"] == "priority"),
         ], []

@@ -34,6 +34,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "vllm": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
     "sarathi": {"token_budget": 8, "max_num_seqs": 4},
     "sglang": {"chunked_prefill_size": 8, "max_running_requests": 4},
+    "vllm-v0": {"max_num_seqs": 4},
+    "static-batch": {"max_batch_size": 4},
     "object": {},
 }
 every_policy = pytest.mark.parametrize("name", list(KNOBS))
@@ -68,6 +70,9 @@ NEEDS = [
     ("sarathi", {}, 11),
     # 40 % of 16 blocks, rounded down, kept free at admission
     ("sarathi", {"watermark": 0.4}, 16),
+    ("vllm-v0", {}, 11),
+    ("vllm-v0", {"watermark": 0.4}, 16),
+    ("static-batch", {}, 10),
     # admission of a request retracted before its last token: 40 + 20 asked, and something left over
     ("sglang", {}, 16),
     ("sglang", {"clip_max_new_tokens": 4}, 12),
@@ -107,5 +112,11 @@ def test_full_pools_never_stall(name: str) -> None:
     knobs = {"clip_max_new_tokens": 4} if name == "sglang" else {}
     records = run(name, [20, 1, 30, 7, 20, 3], [20, 60, 10, 50, 1, 40], blocks=18, size=4, **knobs)
     assert (records.requests["status"] == "finished").all()
-    if name != "object":
-        assert records.requests["preemptions"].sum() > 0
+    assert (records.requests["preemptions"].sum() > 0) == (name not in ("object", "static-batch"))
+
+
+def test_a_prompt_beyond_the_budget_of_vllm_v0() -> None:
+    knobs = {"max_num_batched_tokens": 20}
+    frame = run("vllm-v0", [20, 21], [5, 5], blocks=100, size=4, **knobs).requests
+    assert frame["status"].tolist() == ["finished", "rejected"]
+    assert frame["reason"][1] == "a prompt of 21 tokens exceeds max_num_batched_tokens = 20"

@@ -26,10 +26,13 @@ def run(
     blocks: int = 1000,
     size: int = 1,
     asked: list[int] | None = None,
+    ranks: list[int] | None = None,
     **knobs: Any,
 ) -> RunRecords:
-    """Arrivals count steps."""
+    """Arrivals count steps; `ranks` are priorities, lower ones first."""
     load = workload([n * STEP for n in arrivals], prompts, outputs)
+    if ranks:
+        load = replace(load, priority=np.array(ranks, np.int16))
     if asked:
         load = replace(load, max_new_tokens=np.array(asked, np.int32))
     policy = make_policy({"name": name, **knobs})
@@ -93,6 +96,82 @@ def test_vllm_evicts_the_last_admitted_and_admits_nobody_in_that_step() -> None:
     # with its prompt and both tokens that it had made; then the third request's prompt
     assert shapes(records)[6] == (4 + 2 + 1, 2, 0)
     assert records.requests["first_scheduled_s"][2] == records.requests["finish_s"][0] == 6 * STEP
+
+
+def test_vllm_serves_the_urgent_first_and_equals_by_arrival() -> None:
+    knobs = {"max_num_batched_tokens": 64, "max_num_seqs": 1}
+    ranks = [0, 2, 1, 1, 0]
+    fcfs = run("vllm", [0, 1, 1, 2, 3], [4] * 5, [5] * 5, ranks=ranks, **knobs)
+    urgent = run("vllm", [0, 1, 1, 2, 3], [4] * 5, [5] * 5, ranks=ranks, scheduling_policy="priority", **knobs)
+    assert fcfs.requests["first_scheduled_s"].argsort().tolist() == [0, 1, 2, 3, 4]
+    assert urgent.requests["first_scheduled_s"].argsort().tolist() == [0, 4, 2, 3, 1]
+
+
+def test_vllm_evicts_the_least_urgent_even_if_it_came_first() -> None:
+    # 4 + 4 prompt tokens, 9 blocks: one new block for the two decodes; the first request is the less urgent
+    knobs = {"max_num_batched_tokens": 64, "max_num_seqs": 2, "ranks": [1, 0], "blocks": 9}
+    fcfs = run("vllm", [0, 0], [4, 4], [5, 5], **knobs)
+    urgent = run("vllm", [0, 0], [4, 4], [5, 5], scheduling_policy="priority", **knobs)
+    assert fcfs.requests["preemptions"].tolist() == [0, 1]
+    # it had been given the last block in this very step: the other takes it over
+    assert urgent.requests["preemptions"].tolist() == [1, 0]
+    assert shapes(urgent)[:3] == [(8, 2, 0), (0, 0, 1), (0, 0, 1)]
+
+
+def test_an_urgent_arrival_evicts_nobody() -> None:
+    # vLLM v1 evicts for a running request only
+    knobs = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "scheduling_policy": "priority"}
+    records = run("vllm", [0, 1], [8, 8], [5, 5], blocks=14, ranks=[1, 0], **knobs)
+    assert records.requests["preemptions"].sum() == 0
+    assert records.requests["first_scheduled_s"][1] == records.requests["finish_s"][0]
+
+
+def test_vllm_v0_runs_whole_prompts_alone_and_first() -> None:
+    # budget 10: the second prompt does not fit beside the first, the third must not pass it
+    records = run("vllm-v0", [0, 1, 1, 1], [4, 6, 7, 2], [9, 1, 1, 1], max_num_batched_tokens=10)
+    assert shapes(records)[:4] == [(4, 1, 0), (6, 1, 0), (9, 2, 0), (0, 0, 1)]
+    assert records.requests["max_itl_s"][0] == 3 * STEP
+
+
+def test_vllm_v0_wants_a_free_block_for_each_decode_and_evicts_the_youngest() -> None:
+    # blocks of 4, 4 in all: both prompts take two, and the first decode asks for a free one that it does not need
+    records = run("vllm-v0", [0, 0], [5, 5], [3, 3], blocks=4, size=4, watermark=0.0, max_num_batched_tokens=64)
+    assert shapes(records)[:3] == [(10, 2, 0), (0, 0, 1), (6, 1, 0)]
+    assert records.requests["preemptions"].tolist() == [0, 1]
+
+
+def test_vllm_v0_recomputes_what_has_outgrown_its_budget_in_pieces() -> None:
+    # 6 prompt tokens within the budget of 6; evicted with 2 more
+    records = run("vllm-v0", [0, 0], [6, 6], [5, 5], blocks=17, max_num_batched_tokens=6, watermark=0.0)
+    assert (records.requests["status"] == "finished").all()
+    assert (6, 1, 0) in shapes(records)[2:]
+    assert records.requests["preemptions"].tolist() == [0, 1]
+    again = shapes(records)[2:].index((6, 1, 0))
+    assert shapes(records)[2:][again + 1][0] < 6
+
+
+def test_static_batches_wait_for_their_last_member() -> None:
+    # the second and third arrive while the first batch decodes: they start together when it is over
+    records = run("static-batch", [0, 1, 2], [4, 4, 4], [6, 2, 4], max_batch_size=2)
+    assert shapes(records) == [(4, 1, 0), *[(0, 0, 1)] * 5, (8, 2, 0), (0, 0, 2), (0, 0, 1), (0, 0, 1)]
+
+
+def test_a_static_batch_runs_its_prompts_in_passes_and_nobody_joins_in_between() -> None:
+    records = run("static-batch", [0, 0, 1], [4, 7, 1], [3, 3, 3], max_batch_size=4, max_prefill_tokens=8)
+    assert shapes(records)[:5] == [(4, 1, 0), (7, 1, 0), (0, 0, 2), (0, 0, 2), (1, 1, 0)]
+
+
+def test_a_static_batch_reserves_what_its_requests_may_ask_for() -> None:
+    # 4 + 9 - 1 of 20 blocks are set aside for the first: the second does not fit though it would
+    small = run("static-batch", [0, 0], [4, 4], [3, 3], blocks=20, asked=[9, 9])
+    large = run("static-batch", [0, 0], [4, 4], [3, 3], blocks=24, asked=[9, 9])
+    assert (shapes(small)[0], shapes(large)[0]) == ((4, 1, 0), (8, 2, 0))
+
+
+def test_continuous_static_batches_take_prompts_aboard() -> None:
+    # Orca: the second joins the first's decode step, whole; the third when a slot is free
+    records = run("static-batch", [0, 1, 1], [4, 7, 3], [4, 2, 2], max_batch_size=2, continuous=True)
+    assert shapes(records) == [(4, 1, 0), (7, 1, 1), (0, 0, 2), (3, 1, 1), (0, 0, 1)]
 
 
 def test_sarathi_puts_decodes_before_an_older_prompt() -> None:
@@ -228,7 +307,7 @@ def test_sglang_unmixed_against_mixed_at_high_concurrency() -> None:
     assert plain_rate == pytest.approx(mixed_rate, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["vllm", "sarathi", "sglang"])
+@pytest.mark.parametrize("name", ["static-batch", "vllm-v0", "vllm", "sarathi", "sglang"])
 def test_a_real_model_under_load(name: str) -> None:
     """Default knobs at a rate that the GPU can hold: all is served, and sooner when less comes."""
     rng = np.random.default_rng(0)

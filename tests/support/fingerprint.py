@@ -43,6 +43,8 @@ def standard_runs(**options: Any) -> dict[str, str]:
         "vllm": {"max_num_batched_tokens": 64, "max_num_seqs": 16},
         "sarathi": {"token_budget": 64, "max_num_seqs": 16},
         "sglang": {"chunked_prefill_size": 64, "max_running_requests": 16},
+        "vllm-v0": {"max_num_batched_tokens": 1024, "max_num_seqs": 16},
+        "static-batch": {"max_batch_size": 16},
     }
     found = {}
     for name, knobs in tight.items():

@@ -24,6 +24,7 @@ class Request:
     prompt: int
     output: int
     max_new: int
+    priority: int = 0
     computed: int = 0
     generated: int = 0
     known: int = 0
@@ -108,6 +109,7 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
             int(workload.prompt_tokens[row]),
             int(workload.output_tokens[row]),
             int(workload.max_new_tokens[row]),
+            int(workload.priority[row]),
         )
         for row in range(len(workload))
     ]
@@ -126,7 +128,7 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
         while coming and coming[0].arrival_s <= now:
             newcomer = coming.popleft()
             newcomer.known = newcomer.prompt
-            scheduler.waiting.append(newcomer)
+            scheduler.arrive(newcomer)
         if not scheduler.waiting and not scheduler.everybody_admitted():
             if not coming:
                 return out
@@ -153,7 +155,7 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
             pass_time(coming[0].arrival_s)
             newcomer = coming.popleft()
             newcomer.known = newcomer.prompt
-            scheduler.waiting.append(newcomer)
+            scheduler.arrive(newcomer)
         assert now >= start
         pass_time(end)
         for r, tokens in batch:

@@ -1,4 +1,4 @@
-"""vLLM v1, Sarathi-Serve and SGLang for the reference simulator, each with its own queues of request objects.
+"""The one-lane schedulers for the reference simulator, each with its own queues of request objects.
 
 A scheduler's `schedule()` returns [(request, tokens)] in the order in which chunks are priced; a request that is
 not prefilling decodes one token.
@@ -14,8 +14,13 @@ from naive import Pool, Request
 Batch = list[tuple[Request, int]]
 
 
+def _urgency(r: Request) -> tuple[int, float, int]:
+    """The first in this order is served first and evicted last."""
+    return r.priority, r.arrival_s, r.row
+
+
 class Scheduler:
-    """Queues and eviction that the three have in common."""
+    """Queues and eviction that they have in common."""
 
     def __init__(self, pool: Pool, max_seqs: int) -> None:
         self.pool, self.max_seqs = pool, max_seqs
@@ -25,6 +30,10 @@ class Scheduler:
     def everybody_admitted(self) -> list[Request]:
         """Requests that hold blocks or are about to."""
         return self.running
+
+    def arrive(self, r: Request) -> None:
+        """A new request waits."""
+        self.waiting.append(r)
 
     def idle(self) -> None:
         """Nothing to do until the next arrival."""
@@ -57,9 +66,20 @@ class Vllm(Scheduler):
         threshold: int = 0,
         watermark: int = 0,
         whole: bool = False,
+        by_priority: bool = False,
     ) -> None:
         super().__init__(pool, max_seqs)
         self.budget, self.threshold, self.watermark, self.whole = budget, threshold, watermark, whole
+        self.by_priority = by_priority
+
+    def arrive(self, r: Request) -> None:
+        """At the end of the queue, or sorted by (priority, arrival)."""
+        self.waiting.append(r)
+        self._sort()
+
+    def _sort(self) -> None:
+        if self.by_priority:
+            self.waiting.sort(key=_urgency)
 
     def _tokens(self, r: Request, budget: int) -> int:
         wanted = r.known - r.computed if r.prefilling else 1
@@ -69,24 +89,30 @@ class Vllm(Scheduler):
 
     def schedule(self) -> Batch:
         """One step."""
-        batch: Batch = []
+        scheduled: list[Request] = []
+        given: dict[int, int] = {}
         budget, evicted, at = self.budget, False, 0
         while at < len(self.running) and budget > 0:
             r = self.running[at]
             tokens = self._tokens(r, budget)
             while r in self.running and not self.pool.grow(r, r.computed + tokens):
-                last = self.running.pop()
-                self.evict(last)
-                self.waiting.insert(0, last)
+                victim = max(self.running, key=_urgency) if self.by_priority else self.running[-1]
+                self.running.remove(victim)
+                if victim in scheduled:
+                    scheduled.remove(victim)
+                    budget += given[victim.row]
+                    at -= 1
+                self.evict(victim)
+                self.waiting.insert(0, victim)
+                self._sort()
                 evicted = True
             if r not in self.running:
                 break
-            batch.append((r, tokens))
+            scheduled.append(r)
+            given[r.row] = tokens
             budget -= tokens
             at += 1
-        if evicted:
-            return batch
-        while self.waiting and budget > 0 and len(self.running) < self.max_seqs:
+        while not evicted and self.waiting and budget > 0 and len(self.running) < self.max_seqs:
             r = self.waiting[0]
             tokens = self._tokens(r, budget)
             needed = self.pool.count(r.known if self.whole else tokens)
@@ -94,9 +120,10 @@ class Vllm(Scheduler):
                 break
             assert self.pool.grow(r, tokens)
             self.running.append(self.waiting.pop(0))
-            batch.append((r, tokens))
+            scheduled.append(r)
+            given[r.row] = tokens
             budget -= tokens
-        return batch
+        return [(r, given[r.row]) for r in scheduled]
 
 
 class Sarathi(Scheduler):
@@ -157,6 +184,91 @@ class Sarathi(Scheduler):
             chunks += 1
         self.running = kept
         return batch
+
+
+class VllmV0(Scheduler):
+    """vLLM v0: all prompts that can be admitted, alone; else one decode of everybody, evicting the youngest."""
+
+    def __init__(self, pool: Pool, budget: int, max_seqs: int, watermark: int) -> None:
+        super().__init__(pool, max_seqs)
+        self.budget, self.watermark = budget, watermark
+
+    def never_fits(self, r: Request) -> bool:
+        """Too long a prompt; the watermark, or the free block that a decode asks for, comes on top."""
+        blocks = self.pool.count(r.prompt + r.output - 1) + max(1, self.watermark)
+        return r.prompt > self.budget or blocks > self.pool.total
+
+    def schedule(self) -> Batch:
+        """Prompts, or decodes."""
+        return self._prompts() or self._decodes()
+
+    def _prompts(self) -> Batch:
+        for r in self.running:
+            if r.prefilling:  # it has grown beyond the budget before it was evicted
+                return [(r, min(r.known - r.computed, self.budget))]
+        batch: Batch = []
+        while self.waiting and len(self.running) < self.max_seqs:
+            r = self.waiting[0]
+            if batch and sum(tokens for _, tokens in batch) + r.known > self.budget:
+                break
+            if self.pool.free - self.pool.count(r.known) < self.watermark:
+                break
+            assert self.pool.grow(r, r.known)
+            self.running.append(self.waiting.pop(0))
+            batch.append((r, min(r.known, self.budget)))
+        return batch
+
+    def _decodes(self) -> Batch:
+        left = sorted(self.running, key=lambda r: r.row)
+        self.running = []
+        while left:
+            r = left.pop(0)
+            while self.pool.free < 1:
+                victim = left.pop() if left else r
+                self.evict(victim)
+                self.waiting.insert(0, victim)
+                if victim is r:
+                    break
+            else:
+                assert self.pool.grow(r, r.computed + 1)
+                self.running.append(r)
+        return [(r, 1) for r in self.running]
+
+
+class StaticBatch(Scheduler):
+    """A batch at a time, or whoever finds a slot; everything that a request may need is set aside for it."""
+
+    def __init__(self, pool: Pool, size: int, tokens: int, continuous: bool) -> None:
+        super().__init__(pool, size)
+        self.tokens, self.continuous = tokens, continuous
+        self.batch: list[Request] = []
+
+    def _most(self, r: Request) -> int:
+        return self.pool.count(r.prompt + r.max_new - 1)
+
+    def never_fits(self, r: Request) -> bool:
+        """Could all that it may need be set aside?"""
+        return self._most(r) > self.pool.total
+
+    def schedule(self) -> Batch:
+        """Prompts that have not run yet, or a decode of everybody."""
+        if self.continuous or not (self.batch or self.running):
+            self.batch = []
+            for r in self.waiting[: self.max_seqs - len(self.running)]:
+                if sum(map(self._most, [*self.running, *self.batch, r])) > self.pool.total:
+                    break
+                self.batch.append(r)
+        step: Batch = []
+        while self.batch and (not step or sum(n for _, n in step) + self.batch[0].known <= self.tokens):
+            r = self.batch.pop(0)
+            self.waiting.remove(r)
+            step.append((r, r.known))
+        if not step or self.continuous:
+            step += [(r, 1) for r in self.running]
+        for r, tokens in step:
+            assert self.pool.grow(r, r.computed + tokens)
+        self.running += [r for r, _ in step if r not in self.running]
+        return step
 
 
 class Sglang(Scheduler):
@@ -349,7 +461,13 @@ def naive_scheduler(name: str, knobs: dict[str, Any], blocks: int, block_size: i
             knobs["long_prefill_token_threshold"],
             math.floor(knobs["watermark"] * blocks),
             knobs["whole_prompt_gate"],
+            knobs["scheduling_policy"] == "priority",
         )
+    if name == "vllm-v0":
+        watermark = math.floor(knobs["watermark"] * blocks)
+        return VllmV0(pool, knobs["max_num_batched_tokens"], knobs["max_num_seqs"], watermark)
+    if name == "static-batch":
+        return StaticBatch(pool, knobs["max_batch_size"], knobs["max_prefill_tokens"], knobs["continuous"])
     if name == "sarathi":
         return Sarathi(
             pool,

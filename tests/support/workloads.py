@@ -41,7 +41,7 @@ GAPS = st.one_of(st.just(0), st.integers(1, 40), st.integers(100, 2000), st.samp
 
 @st.composite
 def workloads(draw: st.DrawFn, most: int = 14, unit: float = TICK) -> Workload:
-    """Bursts, equal stamps, long silences; outputs of one; prompts of many chunks; clients that ask for more."""
+    """Bursts, equal stamps, long silences; outputs of one; prompts of many chunks; clients that ask for more; ranks."""
     n = draw(st.integers(1, most))
     gaps = draw(st.lists(GAPS, min_size=n, max_size=n))
     prompts = draw(st.lists(st.one_of(st.integers(1, 12), st.integers(13, 90)), min_size=n, max_size=n))
@@ -49,6 +49,9 @@ def workloads(draw: st.DrawFn, most: int = 14, unit: float = TICK) -> Workload:
         st.lists(st.one_of(st.just(1), st.integers(2, 9), st.integers(10, 60)), min_size=n, max_size=n)
     )
     made = workload((np.cumsum(gaps) * unit).tolist(), prompts, outputs)
+    ranks = st.lists(st.integers(-1, 2), min_size=n, max_size=n)
+    priority = draw(ranks) if draw(st.booleans()) else [0] * n
+    made = replace(made, priority=np.array(priority, np.int16))
     extra = draw(st.lists(st.integers(0, 20), min_size=n, max_size=n)) if draw(st.booleans()) else [0] * n
     return replace(made, max_new_tokens=(made.output_tokens + np.array(extra)).astype(np.int32))
 
@@ -63,6 +66,29 @@ def vllm_entries(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 5, 16])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3])),
         "whole_prompt_gate": draw(st.booleans()),
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+    }
+
+
+@st.composite
+def vllm_v0_entries(draw: st.DrawFn) -> dict[str, Any]:
+    """vLLM v0 with every knob set."""
+    return {
+        "name": "vllm-v0",
+        "max_num_batched_tokens": draw(st.sampled_from([16, 48, 128, 1024])),
+        "max_num_seqs": draw(st.integers(1, 8)),
+        "watermark": draw(st.sampled_from([0.0, 0.01, 0.01, 0.1, 0.3])),
+    }
+
+
+@st.composite
+def static_batch_entries(draw: st.DrawFn) -> dict[str, Any]:
+    """Static batches with every knob set."""
+    return {
+        "name": "static-batch",
+        "max_batch_size": draw(st.integers(1, 8)),
+        "max_prefill_tokens": draw(st.sampled_from([1, 48, 128, 1024])),
+        "continuous": draw(st.booleans()),
     }
 
 
@@ -98,11 +124,17 @@ def sglang_entries(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-ENTRIES = {"vllm": vllm_entries(), "sarathi": sarathi_entries(), "sglang": sglang_entries()}
+ENTRIES = {
+    "vllm": vllm_entries(),
+    "sarathi": sarathi_entries(),
+    "sglang": sglang_entries(),
+    "vllm-v0": vllm_v0_entries(),
+    "static-batch": static_batch_entries(),
+}
 
 
 @st.composite
-def cases(draw: st.DrawFn, policies: tuple[str, ...] = ("vllm", "sarathi", "sglang"), most: int = 14) -> Case:
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(ENTRIES), most: int = 14) -> Case:
     """A run whose pool is anything from one request's worth to plenty."""
     entry = draw(st.one_of([ENTRIES[name] for name in policies]))
     load = draw(workloads(most=most))
