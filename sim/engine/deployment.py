@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from sim.errors import SimctlError
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """How SMs are given to a lane. `granule(cc)`: (least, step) of a set by compute capability; `overlap`: may the
-    two sets share SMs; `switch_s`: time to move a lane to another set."""
+    """How SMs are given to a lane. `granules`: (least, step) of a set by compute capability; `overlap`: may the two
+    sets share SMs; `switch_s`: what a launch on another set than the lane's last one takes longer; `prepare_s`: time
+    until a set that was not made beforehand exists, while the old ones go on (a policy waits for it)."""
 
     name: str
     granules: Mapping[int, tuple[int, int]]
     overlap: bool
     switch_s: float
     source: str
+    prepare_s: float = 0.0
 
     def sizes(self, sms: int, compute_capability: float) -> list[int]:
         """SM counts that the side asked for can have; the other side gets the remainder."""
@@ -35,7 +39,12 @@ LIBSMCTRL = Mechanism(
     "libsmctrl", {}, True, 4.1e-6, "Bullet Table 5: rewriting a stream's mask takes 4.1 us; TPCs of 2 SMs"
 )
 MPS = Mechanism(
-    "mps", {7: (1, 1), 8: (1, 1), 9: (1, 1), 10: (1, 1)}, True, 5.0, "per cent of SMs, at process start"
+    "mps",
+    {7: (1, 1), 8: (1, 1), 9: (1, 1), 10: (1, 1)},
+    True,
+    0.0,
+    "per cent of SMs, fixed when a process starts; semi-PD (arXiv:2504.19867) hides the start behind the old process",
+    prepare_s=5.0,
 )
 MECHANISMS = {mechanism.name: mechanism for mechanism in (GREEN, LIBSMCTRL, MPS)}
 
@@ -68,3 +77,13 @@ class Deployment:
     mechanism: Mechanism = GREEN
     compute_capability: float = 9.0
     targets: tuple[Target, ...] = (Target(),)
+
+
+def check_sets(pairs: Sequence[tuple[int, int]], deployment: Deployment, policy: str) -> None:
+    """Raise SimctlError for (prefill SMs, decode SMs) that share SMs where the mechanism keeps its sets apart."""
+    for prefill, decode in pairs:
+        if prefill + decode > deployment.sms and not deployment.mechanism.overlap:
+            raise SimctlError(
+                f"policy '{policy}': prefill on {prefill} and decode on {decode} SMs share some of the "
+                f"{deployment.sms}, which '{deployment.mechanism.name}' does not allow"
+            )

@@ -48,7 +48,7 @@ from sim.engine.layout import (
     GUARD,
     HEAD_ROWS,
     HOST_BOUND_S,
-    HOST_SM_S,
+    IN_ATTENTION_SM_S,
     IN_CHUNKS,
     IN_DECODE,
     IN_GPU_S,
@@ -73,17 +73,16 @@ from sim.engine.layout import (
     PAIRS,
     PREFILL_KV,
     REPEAT,
-    SM_S,
     SMS,
     STEP,
     STEP_START,
-    TAIL_SM_S,
     TO_BACK,
     TOTAL,
     WAITING,
     WHOLE_GPU,
 )
 from sim.engine.queues import push_waiting
+from sim.engine.sm_time import count_step
 from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, off_coverage, take_chunk
 from sim.jit import jit
 
@@ -169,11 +168,13 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
         gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
-        sm_s = decode_pass_sm(p, WHOLE_GPU, batch, context)
+        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+        sm_s = dense_sm(p, WHOLE_GPU, batch, True) + head_sm(p, WHOLE_GPU, batch) + attention
         host_s = p.host_graph_s[batch]
         iv[GRAPH_LAUNCHES] += 1
     else:
         gpu_s, sm_s, host_s = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_HOST_S]
+        attention = fv[IN_ATTENTION_SM_S]
         iv[EAGER_LAUNCHES] += 1
     iv[ITERATIONS] += 1
     iv[FLAGGED] += off_coverage(q, r, p, tokens, batch, context)
@@ -184,21 +185,36 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     fv[GPU_S] += gpu_s
     if host_s > gpu_s:
         fv[HOST_BOUND_S] += host_s - gpu_s
-    # SM-seconds of the step: idle for the host, active, and the rest in waves' tails
-    waiting = max(0.0, seconds - gpu_s)
-    active = min(sm_s, iv[SMS] * (seconds - waiting))
-    fv[SM_S] += active
-    fv[HOST_SM_S] += iv[SMS] * waiting
-    fv[TAIL_SM_S] += iv[SMS] * (seconds - waiting) - active
+    sms = iv[SMS]
+    count_step(r, sms * seconds, sms * max(0.0, seconds - gpu_s), sm_s, attention, chunks > 0, 1.0)
     fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE]) * seconds
     if iv[LOG_STEPS] == 1:
-        log_step(q, r, start, end, 0, iv[SMS], iv[MODEL_LAYERS], tokens, batch, 1.0)
+        log_step(q, r, start, end, 0, iv[SMS], iv[MODEL_LAYERS], tokens, batch, context, 1.0, 0)
     if iv[IN_DECODE] == 1:
         commit_decode(q, r, end)
     for c in range(chunks):
         commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
     fv[STEP_START] = end
     iv[COMMITTED] += 1
+
+
+@jit
+def count_in_flight(q: Any, r: Any, p: Any, now: float) -> None:
+    """Add what the step in flight has used until `now`: for a copy of the state, since its commit adds the whole."""
+    iv, fv = r.iv, r.fv
+    if iv[BUSY] == 0 or now <= fv[STEP_START]:
+        return
+    start, end = fv[STEP_START], r.ends[iv[COMMITTED]]
+    batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
+    context = iv[CONTEXT] + batch if batch > 0 else 0
+    gpu_s, sm_s, attention = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_ATTENTION_SM_S]
+    if iv[IN_CHUNKS] == 0:
+        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
+        sm_s = decode_pass_sm(p, WHOLE_GPU, batch, context)
+        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+    held, host = iv[SMS] * (end - start), iv[SMS] * max(0.0, end - start - gpu_s)
+    count_step(r, held, host, sm_s, attention, iv[IN_CHUNKS] > 0, (now - start) / (end - start))
+    fv[BUSY_S] += now - start
 
 
 @jit
@@ -252,9 +268,12 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     gpu_s = dense_s(p, WHOLE_GPU, tokens + batch, False) + head_s(p, WHOLE_GPU, rows)
     gpu_s += attention_s - (chunks - 1) * p.pre_fixed_s[WHOLE_GPU]
     sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, rows) + attention_sm
+    attention = 0.0
     if batch > 0:
         gpu_s += decode_attention_s(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
-        sm_s += decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        attention = decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        sm_s += attention
+    fv[IN_ATTENTION_SM_S] = attention
     fv[IN_GPU_S] = gpu_s
     fv[IN_SM_S] = sm_s
     fv[IN_HOST_S] = p.host_eager_s[rows]

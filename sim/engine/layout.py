@@ -1,4 +1,4 @@
-"""The engine's state as plain arrays (numpy when compiled, lists under CPython) and its index names.
+"""The engine's state as plain arrays (lists under CPython, see `sim.columns`) and its index names.
 
 A request is a row number of the workload. What all members of the decode batch share is kept once: the cohort
 of decoding requests advances together, so a step costs the same whether it holds one request or a thousand,
@@ -8,11 +8,11 @@ and a request is touched only when something happens to it alone (`sim.engine.co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sim.jit import COMPILED
+from sim.columns import Columns, columns
 from sim.workload.workload import Workload
 
 # phases of a request
@@ -35,28 +35,44 @@ ERROR, ERROR_ID = 39, 40
 INBOX_NEXT = 41  # first entry of the inbox that has not arrived yet
 DUE, LAYERS_DONE = 42, 43  # two lanes: a decision is due; layers that the open prefill batch has run
 SMS, MODEL_LAYERS = 44, 45
-LANES = 46  # first of the lanes' own fields
+CHAIN_LEFT, CHAIN_BLOCKS, OVERRUN_BLOCKS = 46, 47, 48  # decode steps launched ahead, see sim.engine.lanes
+PARKED, PARKED_TOKENS, PARKED_LAYERS = 49, 50, 51  # chunks, tokens, layers done of the parked prefill batch
+LENDING = 52
+IN_FALLBACK = 53  # why what is in flight could not take its fast path; 0: it did, or has none
+WAIT_ORDER = 54  # BY_COMING or BY_PRIORITY
+CHAIN_AT = 55
+EVALUATIONS = 56  # splits of the SMs that the policy has priced
+LANES = 57  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
-LANE_INTEGERS = 6
+LANE_TOKENS, LANE_CHUNKS, LANE_REASON, LANE_COMMITS = 6, 7, 8, 9
+LANE_INTEGERS = 10
 INTEGERS = LANES + 2 * LANE_INTEGERS
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
+# waiting: as they come, the evicted in front; or by priority (lower first), then by arrival, the evicted too
+BY_COMING, BY_PRIORITY = 0, 1
+WAIT_ORDERS = {"fcfs": BY_COMING, "priority": BY_PRIORITY}
 
 # Replica.fv: floats of one replica
 NOW, STEP_START, LAST_END = 0, 1, 2  # last boundary; start of the step in flight; end of the last cohort step
-BUSY_S, GPU_S, HOST_BOUND_S, SM_S, KV_BLOCK_S = 3, 4, 5, 6, 7
+BUSY_S, GPU_S, HOST_BOUND_S, SWITCH_S, KV_BLOCK_S = 3, 4, 5, 6, 7  # SWITCH_S: price of a lane's new SM set
 WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
 IN_GPU_S, IN_SM_S, IN_HOST_S = 12, 13, 14  # of a launch with chunks, priced once at launch
-TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, IDLE_LANE_SM_S = 15, 16, 17, 18  # SM-seconds lost, by class
-LANES_F = 19
-LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4  # see sim.engine.lanes
-LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = (
-    5,
-    6,
-    7,
-    8,
-)  # GPU seconds, host's beyond them; SM-seconds active, held
-LANE_FLOATS = 9
+# SM-seconds by class (`sim.engine.sm_time`), all launches; then the same fields of the launch just committed
+SM_S, TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, SWITCH_SM_S, LENT_SM_S = 15, 16, 17, 18, 19, 20
+ATTENTION_SM_S, LOCKSTEP_SM_S = 21, 22
+SM_CLASSES = 8
+LAUNCH_SM = 23
+IDLE_LANE_SM_S = 31
+IN_ATTENTION_SM_S = 32  # decode attention's part of IN_SM_S
+DECISION_S = 33  # what deciding has cost by the policy's own model of it
+LANES_F = 34
+# see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
+LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
+LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8
+LANE_SWITCH, LANE_ATTENTION, LANE_CLASH, LANE_CLASHED, LANE_LENDS, LANE_LENT = 9, 10, 11, 12, 13, 14
+LANE_FASTER, LANE_TOOK, LANE_BESIDE = 15, 16, 17
+LANE_FLOATS = 18
 FLOATS = LANES_F + 2 * LANE_FLOATS
 
 WHOLE_GPU = 0  # the price partition of all SMs
@@ -67,12 +83,17 @@ PREFILL_ITEM, DECODE_ITEM, MIXED_ITEM = 1, 2, 3
 DECODE_ALL, N_CHUNKS, N_PREEMPT, N_HOLD, REPEAT, GUARD, TO_BACK = 0, 1, 2, 3, 4, 5, 6
 # of two lanes: launch on the prefill lane (layers > 0; with the decodes aboard if P_MIXED) and on the decode lane
 P_LAYERS, P_PART, P_MIXED, D_LAUNCH, D_PART = 7, 8, 9, 10, 11
-PLAN_INTEGERS = 12
+# decode steps launched ahead; decode takes SMs that prefill's waves leave idle; set the open prefill batch aside for
+# the plan's chunks; why the plan splits the SMs as it does (a number of the policy's own, for the step log)
+D_STEPS, LEND, PARK, REASON = 12, 13, 14, 15
+P_DELAY_NS, D_DELAY_NS = 16, 17  # host time before the launch's first kernel: deciding, synchronising
+PLAN_INTEGERS = 18
 
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512
 LOG_CAP = 1 << 15
-POLICY_SLOTS = 16
+POLICY_SLOTS = 128
+CHAIN_CAP, CHAIN_WIDTH = 64, 4  # decode steps launched ahead: seconds, of the GPU; SM-seconds, of attention
 
 # errors that a plan can make, Replica.iv[ERROR]
 E_BLOCKS, E_CHUNK, E_PHASE, E_SLOTS, E_TWICE, E_TABLE, E_LANE = 1, 2, 3, 4, 5, 6, 7
@@ -82,12 +103,14 @@ ERROR_TEXT = {
     E_PHASE: "was named for something that its state does not allow",
     E_SLOTS: "is one more running request than the policy declared as its maximum",
     E_TWICE: "was repeated within one plan",
-    E_LANE: "was launched on a lane that is busy, on SM sets that the policy did not declare, or evicted in flight",
+    E_LANE: "was launched on a lane that is busy, on SM sets that the policy did not declare, "
+    "with too many steps ahead, or evicted or parked in flight",
     E_TABLE: "makes the step larger than the price tables that the policy asked for",
 }
 
 
-class Requests(NamedTuple):
+@columns
+class Requests(Columns):
     """Columns over all requests of the workload, shared by all replicas."""
 
     arrival_s: Any
@@ -113,7 +136,8 @@ class Requests(NamedTuple):
     heap_at: Any
 
 
-class Replica(NamedTuple):
+@columns
+class Replica(Columns):
     """One replica: scalars by index, and small arrays bounded by its number of running requests."""
 
     iv: Any
@@ -128,6 +152,9 @@ class Replica(NamedTuple):
     epoch_live: Any
     chunk_id: Any
     chunk_tokens: Any
+    park_id: Any  # chunks of the parked prefill batch
+    park_tokens: Any
+    chain: Any  # prices of the decode steps launched ahead, CHAIN_WIDTH numbers each
     ends: Any  # ends of the steps in flight
     log_gap: Any
     log_count: Any
@@ -140,7 +167,8 @@ class Replica(NamedTuple):
     policy_sms: Any  # SMs of each price partition
 
 
-class PlanArrays(NamedTuple):
+@columns
+class PlanArrays(Columns):
     """What a compiled policy writes: one launch on the lane, with its victims."""
 
     iv: Any
@@ -163,14 +191,23 @@ STEP_FIELDS = (
     "decode_batch",
     "context_sum",
     "slowdown",
+    "active_sm_s",
+    "tail_sm_s",
+    "host_sm_s",
+    "contention_sm_s",
+    "switch_sm_s",
+    "lent_sm_s",
+    "attention_sm_s",
+    "lockstep_sm_s",
+    "reason",
+    "fallback",
 )
 STEP_WIDTH = len(STEP_FIELDS)
 
 
 def array(values: Any, dtype: Any) -> Any:
-    """A numpy array for compiled code, a list for CPython."""
-    made = np.array(values, dtype=dtype)
-    return made if COMPILED else made.tolist()
+    """A flat array of its own; CPython gets lists instead (`sim.native.HotCode`)."""
+    return np.array(values, dtype=dtype)
 
 
 def _ints(n: int, fill: int = 0) -> Any:
@@ -219,10 +256,13 @@ def make_replica(
     inbox: Any,
     partitions: Sequence[int],
     layers: int,
+    switch_s: float = 0.0,
+    wait_order: int = BY_COMING,
 ) -> Replica:
     """An idle replica with all its blocks free, to which the requests of `inbox` will come.
 
-    `partitions`: SMs of each price partition, the whole GPU first.
+    `partitions`: SMs of each price partition, the whole GPU first. `switch_s`: time that a lane loses when it moves
+    to another SM set.
     """
     slots = max_seqs + 1
     iv = _ints(INTEGERS)
@@ -231,12 +271,17 @@ def make_replica(
     iv[FREE] = iv[TOTAL] = num_blocks
     iv[BLOCK] = block_size
     iv[RUN_ORDER] = run_order
+    iv[WAIT_ORDER] = wait_order
     iv[LOG_STEPS] = int(record_steps)
     iv[SMS] = partitions[0]
     iv[MODEL_LAYERS] = layers
+    for lane in range(2):
+        iv[LANES + lane * LANE_INTEGERS + LANE_PART] = -1
+    fv = _floats(FLOATS)
+    fv[SWITCH_S] = switch_s
     return Replica(
         iv=iv,
-        fv=_floats(FLOATS),
+        fv=fv,
         block_phase=_ints(block_size),
         heap_key=_ints(slots),
         heap_id=_ints(slots),
@@ -247,6 +292,9 @@ def make_replica(
         epoch_live=_ints(2 * slots + 2),
         chunk_id=_ints(slots),
         chunk_tokens=_ints(slots),
+        park_id=_ints(slots),
+        park_tokens=_ints(slots),
+        chain=_floats(CHAIN_CAP * CHAIN_WIDTH),
         ends=_floats(BURST_CAP),
         log_gap=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),

@@ -17,6 +17,7 @@ from sim.engine.cohort import (
 )
 from sim.engine.layout import (
     BLOCK,
+    CHAIN_LEFT,
     COHORT,
     CONTEXT,
     DECISIONS,
@@ -29,7 +30,9 @@ from sim.engine.layout import (
     FREE,
     HELD,
     IN_CHUNKS,
+    IN_FALLBACK,
     LAST_END,
+    LAUNCH_SM,
     N_HEAP,
     N_HOLD,
     N_JOINING,
@@ -38,8 +41,10 @@ from sim.engine.layout import (
     N_RUN,
     N_STEPLOG,
     NOW,
+    OVERRUN_BLOCKS,
     PREFILL,
     READY,
+    SM_CLASSES,
     STEP,
     STEP_WIDTH,
     WAITING,
@@ -59,9 +64,11 @@ def log_step(
     layers: int,
     tokens: int,
     batch: int,
+    context: int,
     slowdown: float,
+    reason: int,
 ) -> None:
-    """One row of the step log, written before the launch's tokens are committed."""
+    """One row of the step log, written before the launch's tokens are committed; SM-seconds as just split."""
     chunks, history = 0, 0
     if tokens > 0:
         chunks = r.iv[IN_CHUNKS]
@@ -77,8 +84,12 @@ def log_step(
     r.steplog[at + 6] = float(chunks)
     r.steplog[at + 7] = float(history)
     r.steplog[at + 8] = float(batch)
-    r.steplog[at + 9] = float(r.iv[CONTEXT] + batch if batch > 0 else 0)
+    r.steplog[at + 9] = float(context)
     r.steplog[at + 10] = slowdown
+    for n in range(SM_CLASSES):
+        r.steplog[at + 11 + n] = r.fv[LAUNCH_SM + n]
+    r.steplog[at + 11 + SM_CLASSES] = float(reason)
+    r.steplog[at + 12 + SM_CLASSES] = float(r.iv[IN_FALLBACK] if tokens > 0 else 0)
     r.iv[N_STEPLOG] += 1
 
 
@@ -109,6 +120,10 @@ def commit_decode(q: Any, r: Any, end: float) -> None:
     while iv[N_HEAP] > 0 and r.heap_key[0] == iv[STEP]:
         i = r.heap_id[0]
         leave(q, r, i)
+        if iv[CHAIN_LEFT] > 0:
+            # steps that were launched ahead still write to its blocks
+            iv[OVERRUN_BLOCKS] += q.blocks[i]
+            q.blocks[i] = 0
         finish(q, r, i, end)
 
 

@@ -9,21 +9,27 @@ from sim.engine.lanes import lane_idle
 from sim.engine.layout import (
     BLOCK,
     COHORT,
+    D_DELAY_NS,
     D_LAUNCH,
     D_PART,
+    D_STEPS,
     DECODE_LANE,
     FREE,
     IN_CHUNKS,
     LAYERS_DONE,
+    LEND,
     MODEL_LAYERS,
     N_CHUNKS,
     N_READY,
     N_RUN,
+    P_DELAY_NS,
     P_LAYERS,
     P_MIXED,
     P_PART,
+    PARK,
     PREFILL,
     PREFILL_LANE,
+    REASON,
     RUN_TAIL,
     WAIT_HEAD,
 )
@@ -40,6 +46,12 @@ def clear_lanes(a: Any) -> None:
     a.iv[P_MIXED] = 0
     a.iv[D_LAUNCH] = 0
     a.iv[D_PART] = 0
+    a.iv[D_STEPS] = 1
+    a.iv[LEND] = 0
+    a.iv[PARK] = 0
+    a.iv[REASON] = 0
+    a.iv[P_DELAY_NS] = 0
+    a.iv[D_DELAY_NS] = 0
 
 
 @jit
