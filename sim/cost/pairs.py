@@ -16,7 +16,7 @@ import numpy as np
 from sim.columns import Columns, columns
 from sim.cost.base import CostModel
 from sim.cost.shapes import Launch
-from sim.jit import COMPILED, jit
+from sim.jit import jit
 
 Q_KNOTS = np.array([16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768])
 H_KNOTS = np.array([0, 1024, 4096, 16384, 65536])
@@ -123,7 +123,7 @@ def compile_pairs(
             a = b = np.ones((len(Q_KNOTS) * len(H_KNOTS), len(B_KNOTS) * len(C_KNOTS)))
         prefill.append(np.ravel(a))
         decode.append(np.ravel(b))
-    tables = Pairs(
+    return Pairs(
         sms=np.array(sizes),
         config=config,
         q_at=_lower(Q_KNOTS, np.arange(0, Q_KNOTS[-1] + 1, 1 << Q_SHIFT)),
@@ -137,4 +137,3 @@ def compile_pairs(
         factor_prefill=np.concatenate(prefill) if prefill else np.ones(1),
         factor_decode=np.concatenate(decode) if decode else np.ones(1),
     )
-    return tables if COMPILED else tables.as_lists()

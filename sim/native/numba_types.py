@@ -1,39 +1,34 @@
 """`Columns` for numba: a pointer to a struct in memory, whose arrays are (data, length) without reference counts.
 
-The struct holds eight-byte slots in the order of the fields: an array takes two, a number one. It never changes
-while its object lives, which the loads say (`invariant.load`), so that LLVM may keep pointers in registers.
-Indexing is that of lists: a negative index counts from the end, and nothing checks bounds.
+The struct is that of `Columns.struct`. It never changes while its object lives, which the loads say
+(`invariant.load`), so that LLVM may keep pointers in registers. Indexing is that of lists: a negative index counts from
+the end, and nothing checks bounds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
-from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
-from numba.extending import (
-    NativeValue,
-    lower_builtin,
-    lower_getattr_generic,
-    register_model,
-    typeof_impl,
-    unbox,
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    infer_getattr,
+    infer_global,
+    signature,
 )
-from llvmlite import ir
+from numba.extending import lower_builtin, lower_getattr_generic, register_model
 
-from sim.columns import Columns
-
-WORD = 8
-ELEMENTS = {np.dtype(np.int64): types.int64, np.dtype(np.float64): types.float64}
+from sim.columns import FLOAT, FLOATS, INTEGER, INTEGERS
 
 
 class Flat(types.Type):
-    """A field of a `Columns` that is an array."""
+    """An array: in a field of `Columns`, or an argument of its own."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -44,52 +39,29 @@ class ColumnsType(types.Type):
     """A `Columns` class by name, with the type of each field."""
 
     def __init__(self, name: str, members: tuple[tuple[str, Any], ...]) -> None:
-        self.members = members
         self.slots: dict[str, tuple[int, Any]] = {}
         at = 0
         for field, kind in members:
             self.slots[field] = (at, kind)
             at += 2 if isinstance(kind, Flat) else 1
-        super().__init__(f"{name}({', '.join(f'{field}: {kind}' for field, kind in members)})")
+        # part of every compiled function's name, hence short
+        super().__init__(f"{name}_{hashlib.sha256(repr(members).encode()).hexdigest()[:8]}")
 
 
-FLAT = {element: Flat(element) for element in ELEMENTS.values()}
-_kinds: dict[tuple[Any, ...], ColumnsType] = {}
+KINDS = {
+    INTEGER: types.int64,
+    FLOAT: types.float64,
+    INTEGERS: Flat(types.int64),
+    FLOATS: Flat(types.float64),
+}
 
 
-def _describe(value: Columns) -> None:
-    """Give the object its numba type and its struct."""
-    members, words = [], []
-    for field in fields(value):  # type: ignore[arg-type]
-        held = getattr(value, field.name)
-        if isinstance(held, np.ndarray):
-            if held.ndim != 1 or not held.flags.c_contiguous or held.dtype not in ELEMENTS:
-                raise TypeError(f"{type(value).__name__}.{field.name} is no flat array of int64 or float64")
-            members.append((field.name, FLAT[ELEMENTS[held.dtype]]))
-            words += [held.ctypes.data, len(held)]
-        elif isinstance(held, float):
-            members.append((field.name, types.float64))
-            words.append(int(np.float64(held).view(np.int64)))
-        elif isinstance(held, int | np.integer):
-            members.append((field.name, types.int64))
-            words.append(int(held))
-        else:
-            raise TypeError(f"{type(value).__name__}.{field.name}: compiled code takes no {type(held).__name__}")
-    key = (type(value).__name__, *members)
-    kind = _kinds.setdefault(key, ColumnsType(type(value).__name__, tuple(members)))
-    struct = np.array(words, np.int64)
-    object.__setattr__(value, "_struct", struct)
-    object.__setattr__(value, "_address", struct.ctypes.data)
-    object.__setattr__(value, "_kind", kind)
-
-
-@typeof_impl.register(Columns)
-def _typeof(value: Columns, context: Any) -> ColumnsType:
-    try:
-        return value._kind  # type: ignore[no-any-return]
-    except AttributeError:
-        _describe(value)
-        return value._kind  # type: ignore[no-any-return]
+def type_of(argument: Any) -> Any:
+    """numba's type of an argument as `sim.native.store` describes it."""
+    if isinstance(argument, str):
+        return KINDS[argument]
+    name, members = argument
+    return ColumnsType(name, tuple((field, KINDS[kind]) for field, kind in members))
 
 
 register_model(ColumnsType)(models.OpaqueModel)
@@ -99,15 +71,6 @@ register_model(ColumnsType)(models.OpaqueModel)
 class _FlatModel(models.StructModel):
     def __init__(self, manager: Any, kind: Flat) -> None:
         super().__init__(manager, kind, [("data", types.CPointer(kind.dtype)), ("length", types.intp)])
-
-
-@unbox(ColumnsType)
-def _unbox(kind: ColumnsType, value: Any, c: Any) -> NativeValue:
-    number = c.pyapi.object_getattr_string(value, "_address")
-    address = c.pyapi.long_as_ulonglong(number)
-    c.pyapi.decref(number)
-    pointer = c.builder.inttoptr(address, c.context.get_value_type(kind))
-    return NativeValue(pointer, is_error=c.pyapi.c_api_error())
 
 
 @infer_getattr
@@ -130,9 +93,9 @@ def _get_field(context: Any, builder: Any, kind: ColumnsType, pointer: Any, name
 
 
 def _load(builder: Any, pointer: Any, at: int, of: Any) -> Any:
-    """The slot's content as a value of that LLVM type, in memory that does not change."""
-    slots = builder.bitcast(pointer, of.as_pointer())
-    loaded = builder.load(builder.gep(slots, [ir.Constant(ir.IntType(64), at)]))
+    """The word at that place as a value of that LLVM type, from memory that does not change."""
+    words = builder.bitcast(pointer, of.as_pointer())
+    loaded = builder.load(builder.gep(words, [ir.Constant(ir.IntType(64), at)]))
     loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
     return loaded
 
