@@ -21,6 +21,7 @@ COMMANDS = {
     "init": "sim.cli.init:init",
     "profile": "sim.cli.profile:profile",
     "calibrate": "sim.cli.calibrate:calibrate",
+    "validate": "sim.cli.validate:validate",
 }
 # shown by `simctl --help` without importing the verbs
 SHORT_HELP = {
@@ -33,6 +34,7 @@ SHORT_HELP = {
     "init": "Write a commented experiment to start from.",
     "profile": "List, show, check and query cost profiles.",
     "calibrate": "Measure kernels on a GPU and write a profile.",
+    "validate": "Run a workload on the real GPU and in the simulator, and compare.",
 }
 
 

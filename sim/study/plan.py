@@ -19,8 +19,9 @@ from sim.config.schema import Experiment, SloTargets
 from sim.config.source import Source
 from sim.cost import load_cost
 from sim.cost.profiled import ProfiledCost
-from sim.engine.cluster import check_router, deploy, largest_step
+from sim.engine.deploying import deploy, is_compiled, largest_step
 from sim.engine.deployment import Target
+from sim.engine.routers import check_router
 from sim.errors import SimctlError
 from sim.metrics import Slo
 from sim.policies import make_policy
@@ -75,7 +76,7 @@ class Setting:
     def targets(self, slo_classes: Sequence[str]) -> tuple[Target, ...]:
         """What each class asks, as policies see it; a class without limits of its own has the common ones."""
         spec = self.experiment.slo
-        return tuple(_target((spec.classes or {}).get(name, spec)) for name in slo_classes)
+        return tuple(target_of((spec.classes or {}).get(name, spec)) for name in slo_classes)
 
     def __hash__(self) -> int:
         return hash(self.base_dirs)
@@ -96,7 +97,9 @@ class Study:
         return content_hash(self.resolved)
 
 
-def _target(limits: SloTargets) -> Target:
+def target_of(limits: SloTargets) -> Target:
+    """Limits in seconds, infinite where there are none."""
+
     def seconds(value_ms: float | None) -> float:
         return math.inf if value_ms is None else value_ms / 1e3
 
@@ -261,6 +264,19 @@ def _written(entry: Any, label: str) -> str | dict[str, Any]:
     return {"name": f"{kind.__module__}:{kind.__qualname__}", "label": label}
 
 
+def _shares_sms(policy: Any) -> bool:
+    return bool(getattr(policy, "lanes", 1) > 1)
+
+
+def _predicts(policy: Any) -> bool:
+    """Policies say so, or share the SMs; what plain Python does with its view cannot be known."""
+    return bool(getattr(policy, "predicts", _shares_sms(policy) or not is_compiled(policy)))
+
+
+def _ranks(policy: Any) -> bool:
+    return getattr(policy, "wait_order", "fcfs") == "priority" or not is_compiled(policy)
+
+
 def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) -> None:
     """Refuse what does not fit or would have no effect on any of the policies."""
     e = setting.experiment
@@ -268,12 +284,15 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
         check_router(e.router)
     except SimctlError as error:
         raise SimctlError(f"{source.where(('router',))}: {error}") from None
-    spatial = any(getattr(policy, "lanes", 1) > 1 for policy in policies)
-    for key, default in (("mechanism", "green"), ("estimator", "analytic")):
-        if getattr(e, key) != default and not spatial:
-            raise SimctlError(
-                f"{source.where((key,))}: `{key}` has no effect, since none of the policies shares the SMs"
-            )
+    ranked = [name for name, c in (e.slo.classes or {}).items() if c.priority]
+    for key, asked, heeds, who in (
+        (("mechanism",), e.mechanism != "green", _shares_sms, "shares the SMs"),
+        (("estimator",), e.estimator != "analytic", _predicts, "predicts anything"),
+        (("slo", "classes", *ranked[:1], "priority"), ranked, _ranks, "orders requests by priority"),
+    ):
+        if asked and not any(map(heeds, policies)):
+            name = ".".join(key)
+            raise SimctlError(f"{source.where(key)}: `{name}` has no effect, since none of the policies {who}")
     for index, policy in enumerate(policies):
         try:
             _deploy(setting, policy)

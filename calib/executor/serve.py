@@ -1,0 +1,139 @@
+"""The serving loop: one host thread, a policy, a device and a clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from calib.executor.work import Work, end_lane, end_one_lane, hold_lane, on_lane, on_one_lane
+from sim.engine.layout import (
+    DONE,
+    ERROR,
+    ERROR_ID,
+    ERROR_TEXT,
+    INBOX_NEXT,
+    LOG_CAP,
+    N_DONE,
+    N_LOG,
+    NOW,
+    WAITING,
+)
+from sim.errors import PlanError
+
+
+class Device(Protocol):
+    """Something that runs launches; all times are seconds since `start`."""
+
+    def start(self) -> None:
+        """Begin to count time."""
+
+    def now(self) -> float:
+        """Seconds since the start."""
+
+    def launch(self, work: Work, released: list[int]) -> None:
+        """Start `work`; `released` are requests whose KV pages are free again since the last launch."""
+
+    def wait(self, until_s: float) -> list[tuple[int, float]]:
+        """Wait for the next completions, or until `until_s`; (lane, end) of those that ended, in order."""
+
+    def measured(self, lane: int) -> dict[str, float]:
+        """What the device saw of the last completed launch on the lane: `gpu_s`, `plan_s`, `launch_s`, ..."""
+
+
+@dataclass
+class Trail:
+    """What a run leaves: a row a launch, in the order of their ends."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+
+    def add(self, work: Work, end_s: float, measured: dict[str, float]) -> None:
+        """Log a completed launch."""
+        self.works.append(work)
+        contexts = [context for _, context in work.decodes]
+        self.rows.append(
+            {
+                "start_s": work.start_s,
+                "end_s": end_s,
+                "lane": work.lane,
+                "sms": work.sms,
+                "first_layer": work.layers[0],
+                "last_layer": work.layers[1],
+                "q_tokens": ";".join(str(tokens) for _, tokens, _ in work.chunks),
+                "history_tokens": ";".join(str(history) for _, _, history in work.chunks),
+                "decode_batch": len(contexts),
+                "context_sum": sum(contexts),
+                "context_max": max(contexts, default=0),
+                "table_s": work.solo_s,
+                **measured,
+            }
+        )
+
+
+def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
+    """Serve everything in the replica's inbox; returns the log of launches.
+
+    `process` is the engine's replica process of a round-robin cluster of one, made with bursts off; its records
+    are read off the cluster afterwards, as after a simulation. `arrivals[i]` is request i's arrival in seconds.
+    Raises PlanError where the policy's plan cannot be carried out.
+    """
+    q, r = process.q, process.r
+    trail, flying = Trail(), dict[int, Work]()
+    held: set[int] = set()
+    decisions: dict[int, float] = {}
+    device.start()
+    while True:
+        now = device.now()
+        decide_at(process, max(now, float(r.fv[NOW])))
+        decided = device.now() - now
+        for work in _launched(q, r, lanes, flying):
+            released = [i for i in held if q.phase[i] in (DONE, WAITING)]
+            held.difference_update(released)
+            held.update(i for i, *_ in (*work.chunks, *work.decodes))
+            flying[work.lane] = work
+            decisions[work.lane] = decided
+            device.launch(work, released)
+        coming = int(r.iv[INBOX_NEXT]) < len(r.inbox)
+        arrival = float(arrivals[r.inbox[r.iv[INBOX_NEXT]]]) if coming else math.inf
+        if not flying and not coming:
+            return trail
+        busy = len(flying) == lanes
+        for lane, end_s in device.wait(math.inf if busy else arrival):
+            trail.add(flying.pop(lane), end_s, {"decide_s": decisions[lane], **device.measured(lane)})
+            if lanes == 1:
+                end_one_lane(r, end_s)
+            else:
+                end_lane(r, lane, end_s)
+
+
+def decide_at(process: Any, now: float) -> None:
+    """Let the policy's loop commit what has ended and decide as of `now`."""
+    r = process.r
+    if not _in_flight(process):
+        r.fv[NOW] = max(r.fv[NOW], now)
+    while True:
+        process.drive(math.nextafter(now, math.inf), -math.inf)
+        if r.iv[ERROR] != 0:
+            raise PlanError(
+                f"policy '{process.name}': request {r.iv[ERROR_ID]} {ERROR_TEXT[int(r.iv[ERROR])]}"
+            )
+        if max(r.iv[N_LOG], r.iv[N_DONE]) < LOG_CAP:
+            return
+        process.drain()
+
+
+def _in_flight(process: Any) -> bool:
+    return process.lanes.due() < math.inf
+
+
+def _launched(q: Any, r: Any, lanes: int, flying: dict[int, Work]) -> list[Work]:
+    """Launches that were not in flight before; a decode first, since its graph is launched at once."""
+    if lanes == 1:
+        work = None if 0 in flying else on_one_lane(q, r)
+        return [work] if work else []
+    found = [on_lane(q, r, lane) for lane in (1, 0) if lane not in flying]
+    for work in found:
+        if work is not None:
+            hold_lane(r, work.lane)
+    return [work for work in found if work is not None]

@@ -1,0 +1,103 @@
+"""What is run: policies x loads x repeats. A load is a fraction of the capacity that the simulator predicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sim.engine import simulate
+from sim.policies import make_policy
+from sim.study.plan import Setting
+from sim.workload.workload import Workload
+
+FLAT, STEP = "open", "load_step"
+CAPACITY_REQUESTS = 2000
+STEP_FACTOR, STEP_AT, STEP_LASTS = (
+    1.5,
+    0.3,
+    0.25,
+)  # a load step: factor; start and length as shares of the span
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run on the GPU. `rate` in requests/s; `mode`: `open` (steady) or `load_step`."""
+
+    policy: str
+    entry: Any
+    load: float
+    rate: float
+    mode: str
+    repeat: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """File name of the case, and what tells it from the others."""
+        policy = re.sub(r"[^a-z0-9.-]+", "-", self.policy.lower())
+        return f"{policy}_{self.mode}_{self.load:g}_{self.repeat}"
+
+
+def capacity(setting: Setting, entry: Any, seed: int) -> float:
+    """Requests per second that the simulated system completes while it has more than it can do.
+
+    The experiment's workload, with at least 2000 requests where its trace has them, all offered at once within a
+    second; counted between 20 and 80 % of the completions.
+    """
+    e = setting.experiment
+    spec = e.workload.model_copy(update={"max_requests": CAPACITY_REQUESTS, "window_s": None})
+    if e.workload.trace is None:
+        spec = e.workload.model_copy(update={"num_prompts": CAPACITY_REQUESTS})
+    crowded = Setting(e.model_copy(update={"workload": spec}), setting.base_dirs)
+    workload = crowded.workload(float(CAPACITY_REQUESTS), seed)
+    records = simulate(
+        workload, make_policy(entry), setting.cost(), seed=seed, jitter=False, estimator=_belief(e)
+    )
+    ends = np.sort(records.requests["finish_s"].dropna().to_numpy())
+    low, high = int(0.2 * len(ends)), int(0.8 * len(ends))
+    return float((high - low) / (ends[high] - ends[low]))
+
+
+def _belief(experiment: Any) -> Any:
+    estimator = experiment.estimator
+    return estimator if isinstance(estimator, str) else estimator.model_dump()
+
+
+def expand(
+    setting: Setting,
+    entries: Sequence[tuple[Any, str]],
+    loads: Sequence[float],
+    step_load: float | None,
+    repeats: int,
+) -> list[Case]:
+    """All cases, a policy at a time; repeats are the same requests again, since what is repeated is the machine."""
+    cases = []
+    seed = setting.experiment.seed
+    for entry, label in entries:
+        top = capacity(setting, entry, seed)
+        wanted = [(load, FLAT) for load in loads] + ([(step_load, STEP)] if step_load is not None else [])
+        for load, mode in wanted:
+            for repeat in range(repeats):
+                cases.append(Case(label, entry, load, load * top, mode, repeat, seed))
+    return cases
+
+
+def workload_of(setting: Setting, case: Case) -> Workload:
+    """The case's requests at its rate."""
+    workload = setting.workload(case.rate, case.seed)
+    return with_step(workload) if case.mode == STEP else workload
+
+
+def with_step(workload: Workload) -> Workload:
+    """The same requests with the rate 1.5 times as high for a while: those that would arrive in a stretch come in
+    two thirds of it, and everything behind moves up."""
+    at = workload.arrival_s
+    start, span = float(at[0]), float(at[-1] - at[0])
+    first, dense = start + STEP_AT * span, STEP_LASTS * span
+    inside = np.clip(at - first, 0.0, dense)
+    moved = at - inside * (1.0 - 1.0 / STEP_FACTOR)
+    return replace(workload, arrival_s=moved, notes=(*workload.notes, f"load step x {STEP_FACTOR:g}"))

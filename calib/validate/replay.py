@@ -1,0 +1,158 @@
+"""Replay: the simulator prices the very launches that the GPU ran, one by one, beside the very neighbours they had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.cost.pairs import compile_pairs, pair_factor
+from sim.cost.profiled import ProfiledCost
+from sim.cost.step import (
+    decode_attention_s,
+    decode_pass_s,
+    dense_s,
+    head_s,
+    prefill_attention_s,
+    step_s,
+)
+from sim.engine.layout import DECODE_LANE, PREFILL_LANE
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A logged launch: new tokens and history of each chunk, decodes and the sum of their contexts."""
+
+    lane: int
+    sms: int
+    layers: tuple[int, int]
+    chunks: tuple[tuple[int, int], ...]
+    batch: int
+    context: int
+    start_s: float
+    end_s: float
+
+
+def shapes_of(steps: pd.DataFrame) -> list[Shape]:
+    """The rows of a step log."""
+    return [
+        Shape(
+            int(row.lane),
+            int(row.sms),
+            (int(row.first_layer), int(row.last_layer)),
+            tuple(zip(_numbers(row.q_tokens), _numbers(row.history_tokens), strict=True)),
+            int(row.decode_batch),
+            int(row.context_sum),
+            float(row.start_s),
+            float(row.end_s),
+        )
+        for row in steps.itertuples(index=False)
+    ]
+
+
+def _numbers(cell: str) -> list[int]:
+    return [int(part) for part in cell.split(";")] if cell else []
+
+
+class Replay:
+    """Prices of one run's launches: tables as large as the largest of them, on every SM set that it used."""
+
+    def __init__(self, cost: ProfiledCost, shapes: list[Shape]) -> None:
+        self._layers, total = cost.model.layers, cost.gpu.sms
+        rows = [sum(q for q, _ in s.chunks) + s.batch for s in shapes]
+        seqs = max(len(s.chunks) + s.batch for s in shapes)
+        self._sizes = [total, *sorted({s.sms for s in shapes} - {total})]
+        partitions = self._sizes[1:]
+        self._p: Any = cost.compile(
+            max_tokens=max(*rows, seqs),
+            max_seqs=seqs,
+            max_context=cost.model.max_context,
+            partitions=partitions,
+            compiled=False,
+        )
+        pairs = _pairs(shapes)
+        self._x: Any = compile_pairs(cost, partitions, pairs) if pairs else None
+
+    def seconds(self, shapes: list[Shape]) -> Floats:
+        """Predicted seconds of every launch, in the order given (the order of their ends)."""
+        solo = [self._solo(shape) for shape in shapes]
+        if self._x is None:
+            return np.array([total for total, _ in solo])
+        lanes = {
+            lane: [i for i, s in enumerate(shapes) if s.lane == lane] for lane in (PREFILL_LANE, DECODE_LANE)
+        }
+        return np.array(
+            [
+                self._beside(
+                    shape, solo[i], [shapes[k] for k in lanes[1 - shape.lane] if _meet(shape, shapes[k])]
+                )
+                for i, shape in enumerate(shapes)
+            ]
+        )
+
+    def _solo(self, s: Shape) -> tuple[float, float]:
+        """(seconds of the whole launch, of these the GPU's) alone on its SMs."""
+        p, part = self._p, self._sizes.index(s.sms)
+        if not s.chunks:
+            gpu_s = decode_pass_s(p, part, s.batch, s.context)
+            return step_s(p, gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[0], 0), gpu_s
+        new, rows = sum(q for q, _ in s.chunks), len(s.chunks) + s.batch
+        gpu_s = dense_s(p, part, new + s.batch, False)
+        gpu_s += sum(prefill_attention_s(p, part, q, h) for q, h in s.chunks)
+        gpu_s -= (len(s.chunks) - 1) * p.pre_fixed_s[part]
+        gpu_s += decode_attention_s(p, part, s.batch, s.context)
+        share = (s.layers[1] - s.layers[0]) / self._layers
+        gpu_s *= share
+        if s.layers[1] == self._layers:
+            gpu_s += head_s(p, part, rows)
+        return step_s(p, gpu_s, p.host_eager_s[rows] * share, p.gap_eager_s[0], 0), gpu_s
+
+    def _beside(self, shape: Shape, solo: tuple[float, float], neighbours: list[Shape]) -> float:
+        """Seconds with the slowdowns of the neighbours while they ran, and none between them."""
+        total, gpu_s = solo
+        now, left = shape.start_s, total
+        for other in sorted(neighbours, key=lambda s: s.start_s):
+            gap = max(0.0, other.start_s - now)
+            if left <= gap:
+                return now + left - shape.start_s
+            now, left = now + gap, left - gap
+            factor = 1.0 + (self._slowdown(shape, other) - 1.0) * min(1.0, gpu_s / total)
+            together = max(0.0, other.end_s - now)
+            if left * factor <= together:
+                return now + left * factor - shape.start_s
+            now, left = now + together, left - together / factor
+        return now + left - shape.start_s
+
+    def _slowdown(self, shape: Shape, other: Shape) -> float:
+        prefill, decode = (shape, other) if shape.lane == PREFILL_LANE else (other, shape)
+        at = self._sizes.index(prefill.sms) * len(self._sizes) + self._sizes.index(decode.sms)
+        table = self._x.factor_prefill if shape.lane == PREFILL_LANE else self._x.factor_decode
+        history = sum(h for _, h in prefill.chunks) // max(1, len(prefill.chunks))
+        tokens, mean = sum(q for q, _ in prefill.chunks), decode.context // max(1, decode.batch)
+        return float(
+            pair_factor(self._x, table, int(self._x.config[at]), tokens, history, decode.batch, mean)
+        )
+
+
+def _meet(a: Shape, b: Shape) -> bool:
+    return a.start_s < b.end_s and b.start_s < a.end_s
+
+
+def _pairs(shapes: list[Shape]) -> list[tuple[int, int]]:
+    """(prefill SMs, decode SMs) that ran side by side."""
+    found = {}
+    last: dict[int, Shape] = {}
+    for shape in sorted(shapes, key=lambda s: s.start_s):
+        other = last.get(1 - shape.lane)
+        if other is not None and _meet(shape, other):
+            pair = (shape.sms, other.sms) if shape.lane == PREFILL_LANE else (other.sms, shape.sms)
+            found[pair] = None
+        held = last.get(shape.lane)
+        if held is None or shape.end_s > held.end_s:
+            last[shape.lane] = shape
+    return list(found)
