@@ -183,7 +183,12 @@ class SloTargets(Section):
 
 
 class SloClass(SloTargets):
-    priority: int = 0
+    priority: int = Field(
+        0,
+        ge=-(2**15),
+        lt=2**15,
+        description="Lower is more urgent, for policies that order by priority; a trace's own priority column wins.",
+    )
 
 
 class Slo(SloTargets):

@@ -24,11 +24,6 @@ RULES: tuple[Rule, ...] = (
         "prefix caching; the only value is false",
     ),
     (
-        ("slo", "classes"),
-        lambda e: any(c.priority for c in (e.slo.classes or {}).values()),
-        "priorities of SLO classes; leave `priority` out",
-    ),
-    (
         ("kernels", "attention"),
         lambda e: e.kernels.attention != "serial",
         "co-run attention; the only value is serial",

@@ -97,7 +97,6 @@ def test_fault_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None
         "link={}",
         "power_cap_w=500",
         "memory.prefix_caching=true",
-        "slo.classes={chat: {ttft_ms: 300, priority: 1}}",
         "kernels.attention=pod",
     ],
 )
