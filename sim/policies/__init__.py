@@ -12,10 +12,15 @@ from sim.policies.base import CompiledPolicy, Knob, Policy, PolicyInfo
 from sim.suggest import nearest
 
 BUILT_IN = {
+    "static-batch": "sim.policies.static_batch:StaticBatchPolicy",
+    "vllm-v0": "sim.policies.vllm_v0:VllmV0Policy",
     "vllm": "sim.policies.vllm:VllmPolicy",
     "sarathi": "sim.policies.sarathi:SarathiPolicy",
     "sglang": "sim.policies.sglang:SglangPolicy",
     "static-split": "sim.policies.static_split:StaticSplitPolicy",
+    "nexus": "sim.policies.nexus:NexusPolicy",
+    "duetserve": "sim.policies.duetserve:DuetServePolicy",
+    "semi-pd": "sim.policies.semi_pd:SemiPdPolicy",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -25,6 +30,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "sarathi-2048": ("sarathi", {"token_budget": 2048}),
     "sglang-1024": ("sglang", {"chunked_prefill_size": 1024}),
     "sglang-2048": ("sglang", {"chunked_prefill_size": 2048}),
+    "semi-pd-oss": ("semi-pd", {"dynamic": False, "prefill_pct": 80, "decode_pct": 100}),
     "fixed-50-50": ("static-split", {"prefill_share": 0.5}),
 }
 
@@ -35,7 +41,6 @@ __all__ = [
     "PolicyInfo",
     "list_policies",
     "make_policy",
-    "policy_module",
 ]
 
 
@@ -75,13 +80,6 @@ def make_policy(entry: str | Mapping[str, Any]) -> Any:
         raise SimctlError(f"policy '{name}' has no method plan(view)")
     policy.label = label or name.rpartition(":")[2]
     return policy
-
-
-def policy_module(entry: str | Mapping[str, Any]) -> str | None:
-    """Module of the built-in policy that an entry names; None for others."""
-    name = entry if isinstance(entry, str) else str(entry.get("name"))
-    target = BUILT_IN.get(PRESETS.get(name, (name, {}))[0])
-    return target.partition(":")[0] if target else None
 
 
 def list_policies() -> list[PolicyInfo]:
