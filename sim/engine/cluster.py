@@ -47,7 +47,8 @@ class Cluster:
         self.end_s, self.warmup_s = settings.end_s, settings.warmup_s
         self.clock = Clock()
         self.router = ROUTERS[router]()
-        self.hot = HotCode(settings.compiled)
+        # plain Python decides between two steps: lists are quicker to read than arrays
+        self.hot = HotCode(settings.compiled and is_compiled(policy))
         self.q: Requests = self.hot.state(make_requests(workload))
         self.replica_of = np.full(len(workload), -1, np.int64)
         self.status = np.full(len(workload), UNFINISHED, np.int8)
@@ -56,14 +57,15 @@ class Cluster:
         self.issued = 0
         self.closed = workload.max_concurrency is not None
         self.window_start: list[Snapshot] | None = None
-        self._find_unservable(policy)
+        for group in groups:
+            self._find_unservable(policy, group)
         self._routable = np.flatnonzero(self.status != REJECTED)
         assigned = self._assign()
         self.run_ahead = assigned is not None
         if assigned is not None:
             self.replica_of[self._routable] = assigned
         self.replicas = [self._make_replica(policy, k) for k in range(len(self.group_of))]
-        if settings.compiled:
+        if self.hot.compiled:
             self.hot.load()
 
     def _assign(self) -> NDArray[np.int64] | None:
@@ -84,15 +86,16 @@ class Cluster:
             str(getattr(policy, "label", type(policy).__name__)),
         )
 
-    def _find_unservable(self, policy: Any) -> None:
-        """Refuse, with the arithmetic, what could never be served."""
-        w, d = self.workload, self.groups[0].deployment
+    def _find_unservable(self, policy: Any, group: Group) -> None:
+        """Refuse, with the arithmetic, what the replicas of a group could never serve."""
+        w, d = self.workload, group.deployment
         total = w.prompt_tokens.astype(np.int64) + w.output_tokens
         if is_compiled(policy):
             need = policy.required_blocks(w, d)
         else:
             need = -(-(total - 1) // d.block_size)
-        for i in np.flatnonzero((need > d.num_blocks) | (total > d.max_context)):
+        pool = f"{group.pool} pool" if group.pool else "pool"
+        for i in np.flatnonzero((need > d.num_blocks) | (total > d.max_context)).tolist():
             prompt, output = int(w.prompt_tokens[i]), int(w.output_tokens[i])
             if total[i] > d.max_context:
                 self._refuse(i, f"{prompt} + {output} tokens exceed the context limit of {d.max_context}")
@@ -100,10 +103,10 @@ class Cluster:
                 self._refuse(
                     i,
                     f"{prompt} + {output} tokens need {int(need[i])} KV blocks of {d.block_size}; "
-                    f"the pool has {d.num_blocks}",
+                    f"the {pool} has {d.num_blocks}",
                 )
         for i, reason in getattr(policy, "refusals", _none_refused)(w, d).items():
-            self._refuse(i, reason)
+            self._refuse(int(i), reason)
 
     def _refuse(self, i: int, reason: str) -> None:
         if self.status[i] != REJECTED:

@@ -32,6 +32,7 @@ from sim.engine.layout import (
     N_READY,
     PREFILL,
     READY,
+    RESERVED,
     RUN_HEAD,
     STEP,
     WAITING,
@@ -219,10 +220,18 @@ def drop_partial(r: Any, i: int) -> None:
 
 
 @jit
-def finish(q: Any, r: Any, i: int, end: float) -> None:
-    """Request i, not in the cohort, has made its last token at `end`: free what it holds."""
+def _free(q: Any, r: Any, i: int) -> None:
+    """Give back the blocks of request i, and those promised to it."""
     r.iv[FREE] += q.blocks[i]
     q.blocks[i] = 0
+    r.iv[RESERVED] -= q.reserved[i]
+    q.reserved[i] = 0
+
+
+@jit
+def finish(q: Any, r: Any, i: int, end: float) -> None:
+    """Request i, not in the cohort, has made its last token at `end`: free what it holds."""
+    _free(q, r, i)
     q.phase[i] = DONE
     q.finish_s[i] = end
     remove_running(q, r, i, end)
@@ -232,8 +241,8 @@ def finish(q: Any, r: Any, i: int, end: float) -> None:
 
 
 @jit
-def preempt(q: Any, r: Any, i: int, front: bool, t: float) -> None:
-    """Evict running request i; it will recompute its prompt and what it has generated."""
+def evict(q: Any, r: Any, i: int, front: bool, t: float) -> bool:
+    """Put running request i back into the queue, its blocks freed; False if it does not run."""
     if q.phase[i] == DECODE:
         leave(q, r, i)
     elif q.phase[i] == READY:
@@ -242,12 +251,18 @@ def preempt(q: Any, r: Any, i: int, front: bool, t: float) -> None:
         drop_partial(r, i)
     else:
         fail(r, E_PHASE, i)
-        return
-    r.iv[FREE] += q.blocks[i]
-    q.blocks[i] = 0
-    q.computed[i] = 0
-    q.target[i] = q.prompt[i] + q.generated[i]
+        return False
+    _free(q, r, i)
     q.preempted[i] += 1
     remove_running(q, r, i, t)
     q.phase[i] = WAITING
     push_waiting(q, r, i, front, t)
+    return True
+
+
+@jit
+def preempt(q: Any, r: Any, i: int, front: bool, t: float) -> None:
+    """Evict running request i; it will recompute its prompt and what it has generated."""
+    if evict(q, r, i, front, t):
+        q.computed[i] = 0
+        q.target[i] = q.prompt[i] + q.generated[i]

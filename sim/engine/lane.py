@@ -46,6 +46,7 @@ from sim.engine.layout import (
     GPU_S,
     GRAPH_LAUNCHES,
     GUARD,
+    HANDED_BLOCKS,
     HEAD_ROWS,
     HOST_BOUND_S,
     IN_ATTENTION_SM_S,
@@ -127,7 +128,15 @@ def _take_inbox(q: Any, r: Any, p: Any) -> None:
 
 @jit
 def accept(q: Any, r: Any, p: Any, i: int, now: float) -> None:
-    """Request i arrives: a burst in flight is cut at this or its next boundary, so that the plan there sees it."""
+    """Request i arrives, and the next plan sees it."""
+    interrupt(q, r, p, now)
+    q.phase[i] = WAITING
+    push_waiting(q, r, i, False, now)
+
+
+@jit
+def interrupt(q: Any, r: Any, p: Any, now: float) -> None:
+    """Something has changed: a burst in flight is cut at this or its next boundary, so that the plan there sees it."""
     settle(q, r, p, now)
     if r.iv[BUSY] == 1:
         done = r.iv[COMMITTED]
@@ -139,8 +148,6 @@ def accept(q: Any, r: Any, p: Any, i: int, now: float) -> None:
             r.iv[BURST] = done + 1
     elif now > r.fv[NOW]:
         r.fv[NOW] = now
-    q.phase[i] = WAITING
-    push_waiting(q, r, i, False, now)
 
 
 @jit
@@ -187,7 +194,7 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
         fv[HOST_BOUND_S] += host_s - gpu_s
     sms = iv[SMS]
     count_step(r, sms * seconds, sms * max(0.0, seconds - gpu_s), sm_s, attention, chunks > 0, 1.0)
-    fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE]) * seconds
+    fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE] - iv[HANDED_BLOCKS]) * seconds
     if iv[LOG_STEPS] == 1:
         log_step(q, r, start, end, 0, iv[SMS], iv[MODEL_LAYERS], tokens, batch, context, 1.0, 0)
     if iv[IN_DECODE] == 1:

@@ -17,6 +17,7 @@ from sim.workload.workload import Workload
 
 # phases of a request
 NEW, WAITING, PREFILL, READY, HELD, DECODE, DONE = 0, 1, 2, 3, 4, 5, 6
+HANDED = 7  # its first token is made here, the others will be elsewhere
 
 # Replica.iv: integers of one replica
 N_WAIT, WAIT_HEAD, WAIT_TAIL = 0, 1, 2  # queue of waiting requests (linked through Requests.prev/next)
@@ -42,7 +43,10 @@ IN_FALLBACK = 53  # why what is in flight could not take its fast path; 0: it di
 WAIT_ORDER = 54  # BY_COMING or BY_PRIORITY
 CHAIN_AT = 55
 EVALUATIONS = 56  # splits of the SMs that the policy has priced
-LANES = 57  # first of the lanes' own fields
+# pools (`sim.engine.handover`): requests handed over and not taken yet; blocks of these and of KV on its way here;
+# blocks that came or will come for requests outside the batch; blocks promised to requests; blocks on the host
+HANDED_OVER, HANDED_BLOCKS, INCOMING, RESERVED, ON_HOST = 57, 58, 59, 60, 61
+LANES = 62  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
 LANE_TOKENS, LANE_CHUNKS, LANE_REASON, LANE_COMMITS = 6, 7, 8, 9
 LANE_INTEGERS = 10
@@ -66,7 +70,8 @@ LAUNCH_SM = 23
 IDLE_LANE_SM_S = 31
 IN_ATTENTION_SM_S = 32  # decode attention's part of IN_SM_S
 DECISION_S = 33  # what deciding has cost by the policy's own model of it
-LANES_F = 34
+HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 34, 35, 36  # integrals of HANDED_OVER and HANDED_BLOCKS over time
+LANES_F = 37
 # see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
 LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
 LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8
@@ -87,7 +92,8 @@ P_LAYERS, P_PART, P_MIXED, D_LAUNCH, D_PART = 7, 8, 9, 10, 11
 # the plan's chunks; why the plan splits the SMs as it does (a number of the policy's own, for the step log)
 D_STEPS, LEND, PARK, REASON = 12, 13, 14, 15
 P_DELAY_NS, D_DELAY_NS = 16, 17  # host time before the launch's first kernel: deciding, synchronising
-PLAN_INTEGERS = 18
+N_JOIN, SWAP = 18, 19  # pools: waiting requests with KV that are to decode; victims go to the host, with their KV
+PLAN_INTEGERS = 20
 
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512
@@ -134,6 +140,10 @@ class Requests(Columns):
     prev: Any
     next: Any
     heap_at: Any
+    hands_over: Any  # 1: goes elsewhere after its first token
+    reserved: Any  # blocks promised to it by a policy that reserves
+    sat_out: Any  # iterations that it has sat out before, and the one since when it does (-1: it does not)
+    sat_since: Any
 
 
 @columns
@@ -177,6 +187,7 @@ class PlanArrays(Columns):
     chunk_reserve: Any  # tokens for which blocks are to be held
     preempt: Any
     hold: Any  # decodable requests that sit this step out
+    join: Any  # waiting requests with KV that are to decode
 
 
 STEP_FIELDS = (
@@ -244,6 +255,10 @@ def make_requests(workload: Workload) -> Requests:
         prev=_ints(n, -1),
         next=_ints(n, -1),
         heap_at=_ints(n, -1),
+        hands_over=_ints(n),
+        reserved=_ints(n),
+        sat_out=_ints(n),
+        sat_since=_ints(n, -1),
     )
 
 
@@ -311,6 +326,4 @@ def make_replica(
 def make_plan(max_seqs: int) -> PlanArrays:
     """Empty plan arrays for at most `max_seqs` running requests."""
     slots = max_seqs + 1
-    return PlanArrays(
-        _ints(PLAN_INTEGERS), _ints(slots), _ints(slots), _ints(slots), _ints(slots), _ints(slots)
-    )
+    return PlanArrays(_ints(PLAN_INTEGERS), *(_ints(slots) for _ in range(6)))

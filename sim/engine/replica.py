@@ -11,7 +11,8 @@ import numpy as np
 
 from sim.engine.clock import COMPLETION, DECISION, Clock
 from sim.engine.cohort import leave
-from sim.engine.lane import accept, count_in_flight, settle
+from sim.engine.handover import count_handed
+from sim.engine.lane import accept, count_in_flight, interrupt, settle
 from sim.engine.lanes import NEVER, accept_lanes, count_lanes_in_flight, next_end, settle_lanes
 from sim.engine.layout import (
     BURST,
@@ -24,7 +25,9 @@ from sim.engine.layout import (
     ERROR_TEXT,
     FLOATS,
     FREE,
+    HANDED_OVER,
     INBOX_NEXT,
+    INCOMING,
     INTEGERS,
     LOG_CAP,
     N_DONE,
@@ -64,6 +67,11 @@ class OneLane:
     def accept(self, i: int, now: float) -> None:
         """Request i arrives."""
         self._accept(i, now)
+
+    def interrupt(self, now: float) -> None:
+        """Something else than a request has come, which the next decision is to see soon."""
+        self._settle(now)
+        interrupt(self.q, self.r, self.p, now)
 
     def wake_up(self, now: float) -> None:
         """An idle lane decides at `now`, not at its last boundary."""
@@ -125,7 +133,8 @@ class ReplicaProcess:
 
     `drive(limit, look_ahead)` runs the policy's loop. `limit()` is the next time at which anything outside may
     touch this replica: everything before it can be committed ahead of the clock. With `on_finish` set (closed
-    loops, hand-overs) nothing is committed ahead, so that completions reach their listener in time.
+    loops, hand-overs) nothing is committed ahead, so that completions reach their listener in time. `on_launch` is
+    told of every launch or burst.
     """
 
     def __init__(
@@ -138,6 +147,7 @@ class ReplicaProcess:
         look_far: bool,
         on_finish: Callable[[list[int]], None] | None,
         name: str,
+        on_launch: Callable[[], None] | None = None,
     ) -> None:
         self.clock, self.index, self.lanes = clock, index, lanes
         self.q, self.r = lanes.q, lanes.r
@@ -148,6 +158,7 @@ class ReplicaProcess:
             on_finish,
             name,
         )
+        self.on_launch = on_launch
         self.gaps: list[np.ndarray[Any, Any]] = []
         self.counts: list[np.ndarray[Any, Any]] = []
         self.gap_ends: list[np.ndarray[Any, Any]] = []
@@ -172,6 +183,15 @@ class ReplicaProcess:
     def accept(self, i: int, now: float) -> None:
         """Request i arrives now, by a router that has just chosen this replica."""
         self.lanes.accept(i, now)
+        self._wake_when_due(now)
+
+    def interrupt(self, now: float) -> None:
+        """The state has been changed from outside: decide as soon as the lane can, if there is anything to do."""
+        self.lanes.interrupt(now)
+        if self.outstanding > 0:
+            self._wake_when_due(now)
+
+    def _wake_when_due(self, now: float) -> None:
         due = self.lanes.decides_at(now)
         if due != self._wake_s:
             self._wake(due)
@@ -216,6 +236,8 @@ class ReplicaProcess:
         due = self.lanes.due()
         if due < math.inf:
             self._wake(due)
+            if self.on_launch is not None:
+                self.on_launch()
         elif r.iv[INBOX_NEXT] < len(r.inbox):
             self._wake(float(self.q.arrival_s[r.inbox[r.iv[INBOX_NEXT]]]))
 
@@ -244,6 +266,7 @@ class ReplicaProcess:
         for area, since, count in ((WAIT_AREA, WAIT_SINCE, N_WAIT), (RUN_AREA, RUN_SINCE, N_RUN)):
             fv[area] += self.r.iv[count] * (now - fv[since])
             fv[since] = now
+        count_handed(self.r, 0, 0, now)
         # a launch in flight belongs to both sides of `now`: its own sums are only made when it ends
         copy = self.r._replace(iv=self.r.iv.copy(), fv=fv.copy())
         self.lanes.count_in_flight(copy, now)
@@ -262,5 +285,5 @@ class ReplicaProcess:
         iv = self.r.iv
         # steps launched ahead may still be in flight after the last request has all its tokens
         lost = iv[TOTAL] - iv[FREE] - iv[CHAIN_BLOCKS] - iv[OVERRUN_BLOCKS]
-        if iv[N_RUN] == 0 and lost != 0:
+        if iv[N_RUN] + iv[HANDED_OVER] + iv[INCOMING] == 0 and lost != 0:
             raise AssertionError(f"replica {self.index}: {lost} KV blocks leaked")

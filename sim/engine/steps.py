@@ -15,6 +15,7 @@ from sim.engine.cohort import (
     open_epoch,
     widen_epochs,
 )
+from sim.engine.handover import hand_over
 from sim.engine.layout import (
     BLOCK,
     CHAIN_LEFT,
@@ -144,6 +145,8 @@ def commit_chunk(q: Any, r: Any, i: int, tokens: int, end: float) -> None:
     q.last_s[i] = end
     if q.generated[i] == q.output[i]:
         finish(q, r, i, end)
+    elif q.hands_over[i] == 1:
+        hand_over(q, r, i, end)
     else:
         add_ready(q, r, i)
 

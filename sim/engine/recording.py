@@ -1,0 +1,153 @@
+"""From the state that a finished run leaves to its records: columns and counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sim.engine.layout import (
+    ATTENTION_SM_S,
+    BUSY_S,
+    CONTENTION_SM_S,
+    DECISION_S,
+    DECISIONS,
+    DECODE_KV,
+    DENSE_TOKENS,
+    DONE,
+    EAGER_LAUNCHES,
+    EVALUATIONS,
+    FLAGGED,
+    GPU_S,
+    GRAPH_LAUNCHES,
+    HEAD_ROWS,
+    HOST_BOUND_S,
+    HOST_SM_S,
+    IDLE_LANE_SM_S,
+    ITERATIONS,
+    KV_BLOCK_S,
+    LENT_SM_S,
+    LOCKSTEP_SM_S,
+    NEW,
+    PAIRS,
+    PREFILL_KV,
+    RUN_AREA,
+    SM_S,
+    STEP_FIELDS,
+    SWITCH_SM_S,
+    TAIL_SM_S,
+    WAIT_AREA,
+)
+from sim.engine.records import FINISHED, STATUS_NAMES, RunRecords
+
+if TYPE_CHECKING:
+    from sim.engine.cluster import Cluster
+
+Snapshot = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # integers and floats of one replica at a time
+
+INTEGER_TOTALS = {
+    "iterations": ITERATIONS,
+    "decisions": DECISIONS,
+    "dense_tokens": DENSE_TOKENS,
+    "head_rows": HEAD_ROWS,
+    "prefill_pairs": PAIRS,
+    "prefill_kv_tokens": PREFILL_KV,
+    "decode_kv_tokens": DECODE_KV,
+    "launches_graph": GRAPH_LAUNCHES,
+    "launches_eager": EAGER_LAUNCHES,
+    "flagged": FLAGGED,
+    "split_evaluations": EVALUATIONS,
+}
+FLOAT_TOTALS = {
+    "busy_s": BUSY_S,
+    "gpu_s": GPU_S,
+    "host_bound_s": HOST_BOUND_S,
+    "sm_active_s": SM_S,
+    "sm_tail_s": TAIL_SM_S,
+    "sm_host_s": HOST_SM_S,
+    "sm_contention_s": CONTENTION_SM_S,
+    "sm_switch_s": SWITCH_SM_S,
+    "sm_lent_s": LENT_SM_S,
+    "sm_attention_s": ATTENTION_SM_S,
+    "sm_lockstep_s": LOCKSTEP_SM_S,
+    "sm_idle_lane_s": IDLE_LANE_SM_S,
+    "kv_block_s": KV_BLOCK_S,
+    "decision_s": DECISION_S,
+    "waiting_s": WAIT_AREA,
+    "running_s": RUN_AREA,
+}
+
+
+def _totals(snapshots: list[Snapshot]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for name, at in INTEGER_TOTALS.items():
+        totals[name] = int(sum(int(iv[at]) for iv, _ in snapshots))
+    for name, at in FLOAT_TOTALS.items():
+        totals[name] = float(sum(float(fv[at]) for _, fv in snapshots))
+    return totals
+
+
+def _request_frame(cluster: Cluster) -> pd.DataFrame:
+    w, q = cluster.workload, cluster.q
+    status = cluster.status.copy()
+    status[np.array(q.phase) == DONE] = FINISHED
+    replica = np.where(np.array(q.phase) == NEW, -1, cluster.replica_of)
+    nan_where_never = np.array(q.max_itl_s, np.float64)
+    generated = np.array(q.generated, np.int64)
+    nan_where_never[nan_where_never == 0.0] = np.nan
+    return pd.DataFrame(
+        {
+            "request_id": np.arange(len(w), dtype=np.int64),
+            "arrival_s": np.array(q.arrival_s, np.float64),
+            "prompt_tokens": w.prompt_tokens,
+            "output_tokens": w.output_tokens,
+            "slo_class": np.array(w.slo_classes, dtype=object)[w.slo_class],
+            "priority": w.priority,
+            "replica": replica.astype(np.int32),
+            "status": np.array(STATUS_NAMES, dtype=object)[status],
+            "reason": cluster.reasons,
+            "first_scheduled_s": np.array(q.first_scheduled_s, np.float64),
+            "first_token_s": np.array(q.first_token_s, np.float64),
+            "finish_s": np.array(q.finish_s, np.float64),
+            "max_itl_s": nan_where_never,
+            "generated_tokens": generated,
+            "preemptions": np.array(q.preempted, np.int32),
+        }
+    )
+
+
+def make_records(cluster: Cluster, end_s: float) -> RunRecords:
+    """Records of a run that ended at `end_s`."""
+    final = [replica.snapshot(end_s) for replica in cluster.replicas]
+    for replica in cluster.replicas:
+        replica.disband()
+    zero = [(np.zeros_like(iv), np.zeros_like(fv)) for iv, fv in final]
+    start = cluster.window_start or zero
+    window = [(iv - a, fv - b) for (iv, fv), (a, b) in zip(final, start, strict=True)]
+    steps = None
+    if any(len(block) for replica in cluster.replicas for block in replica.steps):
+        frames = []
+        for replica in cluster.replicas:
+            frame = pd.DataFrame(np.concatenate(replica.steps), columns=list(STEP_FIELDS))
+            frame.insert(0, "replica", replica.index)
+            frames.append(frame)
+        steps = pd.concat(frames, ignore_index=True)
+        steps = steps.sort_values(["start_s", "replica"], kind="stable", ignore_index=True)
+        whole = [name for name in STEP_FIELDS if name != "slowdown" and not name.endswith("_s")]
+        steps[whole] = steps[whole].astype(np.int64)
+        steps["graph"] = steps["chunks"] == 0
+    return RunRecords(
+        requests=_request_frame(cluster),
+        itl_s=np.concatenate([gap for replica in cluster.replicas for gap in replica.gaps]),
+        itl_count=np.concatenate([count for replica in cluster.replicas for count in replica.counts]),
+        itl_end_s=np.concatenate([end for replica in cluster.replicas for end in replica.gap_ends]),
+        totals=_totals(final),
+        window_totals=_totals(window),
+        window_s=(min(cluster.warmup_s, end_s) if cluster.window_start else 0.0, end_s),
+        end_s=end_s,
+        num_blocks=cluster.groups[0].deployment.num_blocks,
+        block_size=cluster.groups[0].deployment.block_size,
+        replicas=len(cluster.replicas),
+        steps=steps,
+    )
