@@ -23,7 +23,8 @@ ARRAYS = {np.dtype(np.int64): INTEGERS, np.dtype(np.float64): FLOATS}
 class Columns:
     """Base of every class that `columns` makes. An array is flat, of int64 or float64, and never replaced."""
 
-    __slots__ = ("_struct",)  # made when compiled code first gets the object
+    __slots__ = ("_struct",)
+    _struct: np.ndarray[Any, np.dtype[np.int64]]  # made when compiled code first gets the object
 
     def _replace(self, **changes: Any) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]
@@ -53,7 +54,7 @@ class Columns:
                 else:
                     words.append(int(value))
             object.__setattr__(self, "_struct", np.array(words, np.int64))
-        return int(self._struct.ctypes.data)  # type: ignore[has-type]
+        return int(self._struct.ctypes.data)
 
 
 def kind_of(value: Any) -> str:

@@ -8,7 +8,7 @@ for machine code always, LANESIM_JIT=0 never; without it `should_compile` decide
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,15 +30,15 @@ def forced() -> bool:
     return os.environ.get(SETTING) == "1"
 
 
-def should_compile(requests: int, loops: Iterable[Callable[..., Any]]) -> bool:
-    """Is machine code of these loops (`advance` of the policies) worth its price for so many requests?"""
+def should_compile(requests: int, loop: Callable[..., Any]) -> bool:
+    """Is machine code of a loop (`advance` of a policy) worth its price for so many requests?"""
     from sim.native.store import available, is_cached
 
     if os.environ.get(SETTING) in ("0", "1"):
         return forced()
     if requests < WORTH_LOADING or not available():
         return False
-    return requests >= WORTH_COMPILING or all(is_cached(loop) for loop in loops)
+    return requests >= WORTH_COMPILING or is_cached(loop)
 
 
 COMPILED = False  # hot modules are never compiled in place any more; goes when nothing imports it

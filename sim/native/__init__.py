@@ -22,7 +22,12 @@ from sim.native.store import Argument, Request, compile_missing, machine_code
 C = TypeVar("C", bound=Columns)
 
 SCALARS = {"int": INTEGER, "float": FLOAT}
-RESULTS = {"None": ctypes.c_int64, "int": ctypes.c_int64, "float": ctypes.c_double, "bool": ctypes.c_bool}
+RESULTS: dict[str, Any] = {
+    "None": ctypes.c_int64,
+    "int": ctypes.c_int64,
+    "float": ctypes.c_double,
+    "bool": ctypes.c_bool,
+}
 
 
 class HotCode:
@@ -46,8 +51,8 @@ class HotCode:
     def bind(self, function: Callable[..., Any], *fixed: Any) -> Callable[..., Any]:
         """`function` with its first arguments fixed: states and flat arrays.
 
-        To be compiled, the other parameters must be annotated as `int` or `float`, and the result as one of these, `bool`
-        or None.
+        To be compiled, the other parameters must be annotated as `int` or `float`, and the result as one of these,
+        `bool` or None.
         """
         if not self.compiled:
             return partial(function, *fixed)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.engine import RunRecords, simulate
+from sim.engine import RunRecords
+from sim.engine.cluster import open_cluster
 from sim.errors import SimctlError
 from sim.metrics import summarise
 from sim.metrics.conservation import check_conservation
@@ -24,7 +25,8 @@ from sim.study.plan import Run, Setting
 class Outcome:
     """What one run leaves: its row of `summary.json`, a row a request, a row a launch if asked for.
 
-    `timing`: `iterations`, `decisions`, `startup_s` (workload and cost model), `loop_s` (the simulation).
+    `timing`: `iterations`, `decisions`, `startup_s` (workload, price tables, machine code), `loop_s` (the
+    simulation and its records).
     """
 
     index: int
@@ -34,7 +36,7 @@ class Outcome:
     timing: dict[str, float]
 
 
-def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
+def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bool = False) -> Outcome:
     """Simulate one run. Raises SimctlError, PlanError or StalledError with the run named in front."""
     e = setting.experiment
     began = perf_counter()
@@ -42,8 +44,7 @@ def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
     workload = setting.workload(run.request_rate, run.seed)
     # an object is copied, so that what it remembers of one run does not reach the next
     policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else deepcopy(run.policy)
-    ready = perf_counter()
-    records = simulate(
+    cluster = open_cluster(
         workload,
         policy,
         cost,
@@ -61,7 +62,10 @@ def execute(setting: Setting, run: Run, record_steps: bool = False) -> Outcome:
         estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
         mechanism=e.mechanism,
         targets=setting.targets(workload.slo_classes),
+        compiled=compiled,
     )
+    ready = perf_counter()
+    records = cluster.close(cluster.run())
     done = perf_counter()
     check_conservation(records)
     flagged = int(records.totals["flagged"])

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 from sim.errors import SimctlError
-from sim.jit import COMPILED, SETTING
 
 BACKENDS = ("local", "ray", "dask")
 
@@ -19,22 +18,20 @@ def map_runs(
     *,
     jobs: int = 1,
     backend: str = "local",
-    compiled: bool = False,
 ) -> Iterator[Any]:
     """Yield `work(*task)` as tasks finish. `jobs`: processes at a time, 0 for one a core.
 
-    `compiled`: run the hot code compiled, in processes of its own if this one is not (`sim.jit`).
     Raises SimctlError with the install line if the backend's extra is missing.
     """
     jobs = jobs or os.cpu_count() or 1
     tasks = list(tasks)
-    if backend == "local" and (jobs == 1 or len(tasks) < 2) and (COMPILED or not compiled):
+    if backend == "local" and (jobs == 1 or len(tasks) < 2):
         # no second process: nothing to pickle, and tracebacks lead to the fault
         for task in tasks:
             yield work(*task)
         return
     if backend == "local":
-        yield from _processes(work, tasks, min(jobs, len(tasks)), compiled)
+        yield from _processes(work, tasks, min(jobs, len(tasks)))
         return
     from joblib import Parallel, delayed, parallel_config
 
@@ -48,15 +45,13 @@ def map_runs(
             yield from Parallel(batch_size=1, return_as="generator_unordered")(calls)
 
 
-def _processes(
-    work: Callable[..., Any], tasks: list[tuple[Any, ...]], jobs: int, compiled: bool
-) -> Iterator[Any]:
-    """Joblib's worker processes, told by their environment whether to compile."""
+def _processes(work: Callable[..., Any], tasks: list[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
+    """Joblib's worker processes."""
     from concurrent.futures import as_completed
 
     from joblib.externals.loky import get_reusable_executor
 
-    executor = get_reusable_executor(max_workers=jobs, env={SETTING: "1" if compiled else "0"})
+    executor = get_reusable_executor(max_workers=jobs)
     futures = [executor.submit(work, *task) for task in tasks]
     try:
         for future in as_completed(futures):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sim.jit import should_compile
-from sim.policies import policy_module
+from sim.policies import make_policy
 from sim.study.execute import Outcome, execute
 from sim.study.files import write_rows, write_summary, write_timing
 from sim.study.folder import ResultFolder
@@ -48,10 +49,10 @@ def run_study(
     if progress:
         for part in folder.finished():
             progress(part["summary"]["run"], part["summary"])
-    todo = [(study.setting, run, folder.steps) for run in study.runs if run.index not in done]
     try:
         if outcomes is None:
-            outcomes = map_runs(execute, todo, jobs=jobs, backend=backend, compiled=worth_compiling(study))
+            todo = [task for task in _tasks(study, folder.steps) if task[1].index not in done]
+            outcomes = map_runs(execute, todo, jobs=jobs, backend=backend)
         for outcome in outcomes:
             folder.add(outcome)
             if progress:
@@ -66,18 +67,21 @@ def run_in_memory(
     study: Study, *, jobs: int = 1, backend: str = "local", steps: bool = False
 ) -> list[Outcome]:
     """Run a study without touching the disk; outcomes in the order of the runs."""
-    tasks = [(study.setting, run, steps) for run in study.runs]
-    outcomes = map_runs(execute, tasks, jobs=jobs, backend=backend, compiled=worth_compiling(study))
+    outcomes = map_runs(execute, _tasks(study, steps), jobs=jobs, backend=backend)
     return sorted(outcomes, key=lambda outcome: outcome.index)
 
 
-def worth_compiling(study: Study) -> bool:
-    """Would compiling the policies' loops pay for the requests of this study?"""
+def _tasks(study: Study, steps: bool) -> list[tuple[Any, ...]]:
+    """Arguments of `execute` for each run; machine code where it pays for a policy's requests."""
     first = study.runs[0]
-    requests = len(study.setting.workload(first.request_rate, first.seed)) * len(study.runs)
-    entries = [run.policy for run in study.runs if isinstance(run.policy, str | Mapping)]
-    modules = {policy_module(entry) for entry in entries} - {None}
-    return bool(modules) and should_compile(requests, [str(module) for module in modules])
+    requests = len(study.setting.workload(first.request_rate, first.seed))
+    runs_of = Counter(run.label for run in study.runs)
+    compiled = {}
+    for run in {run.label: run for run in study.runs}.values():
+        policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+        loop = getattr(type(policy), "advance", None)
+        compiled[run.label] = loop is not None and should_compile(requests * runs_of[run.label], loop)
+    return [(study.setting, run, steps, compiled[run.label]) for run in study.runs]
 
 
 def _write(

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,7 +96,10 @@ def check_times(records: RunRecords) -> None:
         assert (starts[1:] >= ends[:-1]).all()
     assert records.steps["end_s"].max() <= records.end_s
     busy = (records.steps["end_s"] - records.steps["start_s"]).sum()
-    assert busy == pytest.approx(records.totals["busy_s"], rel=1e-9)
+    assert busy <= records.totals["busy_s"] * (1 + 1e-9)
+    if not (frame["status"] == "unfinished").any():
+        # else a step may be in flight at the end
+        assert busy == pytest.approx(records.totals["busy_s"], rel=1e-9)
 
 
 def check_queues(records: RunRecords) -> None:
@@ -209,20 +207,4 @@ def test_a_preempted_request_keeps_its_first_token_and_waits_in_its_gaps() -> No
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed: there is nothing to compare")
 def test_compiled_and_interpreted_runs_are_the_same_to_the_bit() -> None:
-    from sim.jit import COMPILED
-
-    support = Path(__file__).parents[1] / "support"
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "LANESIM_JIT": "0" if COMPILED else "1",
-        "PYTHONPATH": os.pathsep.join([str(support), str(root)]),
-    }
-    other = subprocess.run(
-        [sys.executable, str(support / "fingerprint.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(other.stdout) == standard_runs()
+    assert standard_runs(compiled=True) == standard_runs(compiled=False)

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import sim.study.run as study_run
+from sim.engine.cluster import Cluster
 from sim.errors import SimctlError
 from sim.study.execute import execute
 from sim.study.folder import ResultFolder
@@ -95,11 +96,11 @@ def stop_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException
     """Let `count` runs finish, then fail; returns the list that notes which runs were executed."""
     executed: list[int] = []
 
-    def limited(setting: Any, run: Any, steps: bool) -> Any:
+    def limited(setting: Any, run: Any, *rest: bool) -> Any:
         if len(executed) == count:
             raise error
         executed.append(run.index)
-        return execute(setting, run, steps)
+        return execute(setting, run, *rest)
 
     monkeypatch.setattr(study_run, "execute", limited)
     return executed
@@ -228,6 +229,13 @@ def test_replicates_differ_and_bring_intervals(tmp_path: Path) -> None:
         ({"workload": {"trace": "absent.csv"}}, "was not found"),
         ({"gpu": "l40s", "model": "llama-3.1-70b"}, "does not fit"),
         ({"mechanism": "mps"}, "`mechanism` has no effect"),
+        (
+            {
+                "slo": {"classes": {"chat": {"priority": 1}}},
+                "workload": {"trace": "sample-conv", "max_requests": 30, "slo_class": "chat"},
+            },
+            "`slo.classes.chat.priority` has no effect, since none of the policies orders requests by priority",
+        ),
         ({"estimator": "oracle"}, "`estimator` has no effect"),
     ],
 )
@@ -239,14 +247,14 @@ def test_what_cannot_run_is_refused_before_it_runs(changes: dict[str, Any], sent
 
 def test_a_strict_run_refuses_steps_outside_the_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     study = prepare(experiment(strict=True))
-    real = study_run.execute.__globals__["simulate"]
+    close = Cluster.close
 
-    def flagging(*args: Any, **options: Any) -> Any:
-        records = real(*args, **options)
+    def flagging(cluster: Cluster, end_s: float) -> Any:
+        records = close(cluster, end_s)
         records.totals["flagged"] = 3
         return records
 
-    monkeypatch.setitem(study_run.execute.__globals__, "simulate", flagging)
+    monkeypatch.setattr(Cluster, "close", flagging)
     with pytest.raises(SimctlError, match="strict: 3 steps of vllm at 4 req/s"):
         execute(study.setting, study.runs[0])
 
