@@ -30,14 +30,16 @@ class RunRecords:
     attention), `prefill_kv_tokens` (keys read by prefill attention), `decode_kv_tokens`, `kv_block_s` (used
     blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running lengths), `launches_graph`
     and `launches_eager` (forward passes of decodes alone and with prompts; one in layer groups counts once),
-    `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class, which add up to its
-    whole: `sm_active_s`, `sm_tail_s` (of waves), `sm_host_s`, `sm_contention_s`, `sm_idle_lane_s`.
+    `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class (`sim.engine.sm_time`), which
+    add up to its whole: `sm_active_s`, `sm_tail_s`, `sm_host_s`, `sm_contention_s`, `sm_switch_s`, `sm_lent_s`,
+    `sm_idle_lane_s`; parts of the active ones: `sm_attention_s`, `sm_lockstep_s`.
     `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but its
-    `prefill_pairs` and `prefill_kv_tokens` to that in which it starts.
+    `prefill_pairs` and `prefill_kv_tokens` to that in which it starts, and busy time and SM-seconds to both in
+    proportion.
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
-    `graph`.
+    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split), `fallback`, `graph`.
     """
 
     requests: pd.DataFrame

@@ -28,7 +28,9 @@ def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[s
     energy = cost.energy_j(totals, gpu_s)
     return {
         "busy_pct": 100 * totals["busy_s"] / gpu_s,
-        "sm_active_pct": 100 * totals["sm_active_s"] / (gpu_s * cost.gpu.sms),
+        "sm_active_pct": 100 * (totals["sm_active_s"] + totals["sm_lent_s"]) / (gpu_s * cost.gpu.sms),
+        "sm_time_pct": sm_time_pct(totals, gpu_s, cost.gpu.sms),
+        "sm_lent_pct": 100 * totals["sm_lent_s"] / (gpu_s * cost.gpu.sms),
         "tensor_active_pct": 100 * work.flops / (gpu_s * cost.gpu.peak_flops),
         "hbm_util_pct": 100 * work.hbm_bytes / (gpu_s * cost.gpu.hbm_bytes_per_s),
         "kv_util_pct": 100 * totals["kv_block_s"] / (gpu_s * records.num_blocks),
@@ -45,6 +47,28 @@ def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[s
         "iterations": int(totals["iterations"]),
         "provenance": provenance_share(records, cost),
     }
+
+
+def sm_time_pct(totals: Mapping[str, float], gpu_s: float, sms: int) -> dict[str, float]:
+    """Per cent of the SM time of `gpu_s` GPU-seconds by class; sums to 100.
+
+    `attention_bound` and `lockstep` are SMs with resident warps that memory-bound attention keeps from computing, in
+    launches of decodes alone and in mixed ones; `active` are all other resident ones, lent SMs included; `empty`:
+    nothing in flight. `sim.engine.sm_time` defines the classes.
+    """
+    waiting = totals["sm_attention_s"] + totals["sm_lockstep_s"]
+    seconds = {
+        "active": totals["sm_active_s"] + totals["sm_lent_s"] - waiting,
+        "wave_tail": totals["sm_tail_s"],
+        "attention_bound": totals["sm_attention_s"],
+        "lockstep": totals["sm_lockstep_s"],
+        "contention": totals["sm_contention_s"],
+        "host": totals["sm_host_s"],
+        "switch": totals["sm_switch_s"],
+        "idle_lane": totals["sm_idle_lane_s"],
+        "empty": sms * (gpu_s - totals["busy_s"]),
+    }
+    return {name: 100 * value / (sms * gpu_s) for name, value in seconds.items()}
 
 
 def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:

@@ -30,6 +30,9 @@ TOTALS = (
 )
 
 
+SM_TOTALS = ("tail", "host", "contention", "switch", "lent", "attention", "lockstep", "idle_lane")
+
+
 def request(arrival: float, first: float, end: float, **other: Any) -> dict[str, Any]:
     """A finished request of 4 output tokens unless told otherwise; times in seconds."""
     row = {
@@ -67,7 +70,9 @@ def records(
         for k in range(tokens - 1)
     ]
     itl_s, itl_end = np.array(gaps, np.float64).reshape(-1, 2).T
-    totals = dict.fromkeys(TOTALS, 1.0) | other.pop("totals", {})
+    totals = (
+        dict.fromkeys(TOTALS, 1.0) | {f"sm_{name}_s": 0.0 for name in SM_TOTALS} | other.pop("totals", {})
+    )
     return RunRecords(
         requests=frame,
         itl_s=other.pop("itl_s", itl_s),
