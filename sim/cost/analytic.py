@@ -39,16 +39,27 @@ def analytic_prices(srm: Srm, p: Prices, sizes: Sequence[int], attention_term: b
     )
 
 
-def over_log(alpha: Floats, samples: Sequence[int], points: Any, axis: int) -> Floats:
-    """Interpolate along one axis, whose positions are `samples`, at `points`: linear in the logarithm."""
-    wanted = np.log2(np.maximum(points, 1))
-    return np.apply_along_axis(lambda row: np.interp(wanted, np.log2(samples), row), axis, alpha)
+def over(values: Floats, at: Sequence[float], points: Any, axis: int) -> Floats:
+    """Interpolate along one axis, whose positions are the ascending `at`, at `points`; flat beyond them."""
+    wanted = np.clip(np.asarray(points, np.float64), at[0], at[-1])
+    if len(at) == 1:
+        return np.repeat(values, len(wanted), axis)
+    knots = np.asarray(at, np.float64)
+    low = np.clip(np.searchsorted(knots, wanted, side="right") - 1, 0, len(at) - 2)
+    part = (wanted - knots[low]) / (knots[low + 1] - knots[low])
+    part = part.reshape([-1 if n == axis else 1 for n in range(values.ndim)])
+    found: Floats = values.take(low, axis) * (1.0 - part) + values.take(low + 1, axis) * part
+    return found
+
+
+def over_log(values: Floats, at: Sequence[int], points: Any, axis: int) -> Floats:
+    """`over`, linear in the logarithm of the positions."""
+    return over(values, np.log2(at).tolist(), np.log2(np.maximum(points, 1)), axis)
 
 
 def _over_sms(alpha: Floats, sampled: Sequence[int], sizes: Sequence[int]) -> Floats:
     """Alpha of the sampled partitions, along the first axis, for all partitions."""
-    at = [sizes[i] for i in sampled]
-    return np.apply_along_axis(lambda column: np.interp(sizes, at, column), 0, alpha)
+    return over(alpha, [sizes[i] for i in sampled], sizes, 0)
 
 
 def _sampled(sizes: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.cost.analytic import over_log
+from sim.cost.analytic import over, over_log
 from sim.cost.pairs import B_KNOTS, BS, C_KNOTS, CS, HS, Q_KNOTS, QS, Pairs
 from sim.cost.shapes import Floats
 from sim.cost.srm import Srm
@@ -71,9 +71,7 @@ def _calibrated(truth: Floats, form: Floats, ran: Sequence[tuple[Any, Any]], tot
     if len(disjoint) > SPLITS:
         by_size = sorted(disjoint, key=lambda n: (ran[n][1], ran[n][0]))
         kept = [by_size[i] for i in np.linspace(0, len(by_size) - 1, SPLITS).round().astype(int)]
-        where = [ran[n][1] for n in kept]
-        wanted = [ran[n][1] for n in disjoint]
-        alpha[disjoint] = np.apply_along_axis(lambda row: np.interp(wanted, where, row), 0, alpha[kept])
+        alpha[disjoint] = over(alpha[kept], [ran[n][1] for n in kept], [ran[n][1] for n in disjoint], 0)
     for axis, (knots, samples) in enumerate(((Q_KNOTS, AT_Q), (B_KNOTS, AT_B), (C_KNOTS, AT_C)), start=1):
         alpha = over_log(alpha, knots[list(samples)].tolist(), knots, axis)
     return np.maximum(1.0, form * np.exp(alpha))

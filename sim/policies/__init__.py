@@ -18,9 +18,11 @@ BUILT_IN = {
     "sarathi": "sim.policies.sarathi:SarathiPolicy",
     "sglang": "sim.policies.sglang:SglangPolicy",
     "static-split": "sim.policies.static_split:StaticSplitPolicy",
+    "bullet": "sim.policies.bullet:BulletPolicy",
     "nexus": "sim.policies.nexus:NexusPolicy",
     "duetserve": "sim.policies.duetserve:DuetServePolicy",
     "semi-pd": "sim.policies.semi_pd:SemiPdPolicy",
+    "slo-admission": "sim.policies.slo_admission:SloAdmission",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,6 +34,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang-2048": ("sglang", {"chunked_prefill_size": 2048}),
     "semi-pd-oss": ("semi-pd", {"dynamic": False, "prefill_pct": 80, "decode_pct": 100}),
     "fixed-50-50": ("static-split", {"prefill_share": 0.5}),
+    "bullet-oss": (
+        "bullet",
+        {"partition": False, "scheduler": False, "online_alpha": False, "layer_step": 0, "max_prefill_tokens": 1664},
+    ),
 }
 
 __all__ = [

@@ -1,0 +1,205 @@
+"""Which split of the SMs Bullet takes: greedily, by trying all, or directly.
+
+Two questions. *Least decode*: the smallest decode set whose step takes no longer than allowed; ReduceDecodeSM and
+ReducePrefillSM come to it from either side. *Balanced* (SetBalancedSM): the split at which TTFT and TPOT stand in the
+same ratio to their limits, that is, with the least larger ratio.
+
+The closed form prices three splits: the smallest decode set, the one at the bandwidth inflection, the largest. A price
+holds the batch's linear layers and attention, each with the waves that it leaves unfilled on that set; of these one
+part is bound by what the SMs can do or draw, and falls as 1 / D, and the other, attention and weights beyond the
+inflection, launches, unfilled waves, does not. So t(D) = fixed + work / D between two of the three, and the batch's own
+shares of attention and wave loss are in `fixed` and `work` of its two prices:
+work = (t_a - t_b) / (1 / D_a - 1 / D_b), fixed = t_b - work / D_b.
+Least decode: D = work / (allowed - fixed). Balanced: with the prefill's fixed' + work' / (N - D) both ratios are equal
+where a quadratic in D is zero. The first is rounded up to a set that exists, the second to the nearest.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sim.engine.layout import NOW
+from sim.jit import jit
+from sim.policies.bullet_prices import decode_part, decode_s, prefill_part, prefill_s
+from sim.policies.bullet_state import (
+    BATCH,
+    CLOSED_FORM,
+    CONTEXT_SUM,
+    DEADLINE,
+    DUE_SINCE,
+    EXHAUSTIVE,
+    KNEE,
+    PARTS,
+    SEARCH,
+    SPLIT,
+    SPLITS,
+)
+from sim.policies.bullet_track import tpot_ratio
+from sim.policies.two_lanes import layers_left
+
+PROBE_BATCH, PROBE_CONTEXT = 32, 32 * 1024
+
+
+@jit
+def decode_sms(r: Any, ki: Any, s: int) -> int:
+    """SMs of decode in split s, ascending in s."""
+    return int(r.policy_sms[ki[PARTS + ki[SPLITS] + s]])
+
+
+@jit
+def _prefill_sms(r: Any, ki: Any, s: int) -> int:
+    return int(r.policy_sms[ki[PARTS + s]])
+
+
+@jit
+def least_decode(r: Any, b: Any, y: Any, ki: Any, allowed: float) -> int:
+    """The split with the smallest decode set whose step takes at most `allowed` seconds; the last one if none does."""
+    last = ki[SPLITS] - 1
+    if ki[SEARCH] == CLOSED_FORM:
+        return _least_directly(r, b, y, ki, allowed)
+    if ki[SEARCH] == EXHAUSTIVE:
+        best = last
+        for n in range(ki[SPLITS]):
+            if decode_s(r, b, y, ki, last - n) <= allowed:
+                best = last - n
+        return int(best)
+    s = r.policy_i[SPLIT]
+    if decode_s(r, b, y, ki, s) > allowed:
+        while s < last:
+            s += 1
+            if s == last or decode_s(r, b, y, ki, s) <= allowed:
+                break
+    else:
+        while s > 0 and decode_s(r, b, y, ki, s - 1) <= allowed:
+            s -= 1
+    return int(s)
+
+
+@jit
+def _least_directly(r: Any, b: Any, y: Any, ki: Any, allowed: float) -> int:
+    last, knee = ki[SPLITS] - 1, find_knee(r, b, y, ki)
+    t_knee = decode_s(r, b, y, ki, knee)
+    if t_knee > allowed:
+        low, high, t_low, t_high = knee, last, t_knee, decode_s(r, b, y, ki, last)
+    else:
+        low, high, t_low, t_high = 0, knee, decode_s(r, b, y, ki, 0), t_knee
+    if t_low <= allowed or low == high:
+        return int(low)
+    if t_high > allowed or t_high >= t_low:
+        return int(high)
+    d_low, d_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
+    work = (t_low - t_high) / (1.0 / d_low - 1.0 / d_high)
+    return _at_least(r, ki, low, work / (allowed - (t_high - work / d_high)))
+
+
+@jit
+def _at_least(r: Any, ki: Any, s: int, sms: float) -> int:
+    """The first split from s on whose decode set has that many SMs."""
+    while s < ki[SPLITS] - 1 and decode_sms(r, ki, s) < sms:
+        s += 1
+    return int(s)
+
+
+@jit
+def find_knee(r: Any, b: Any, y: Any, ki: Any) -> int:
+    """The split at the bandwidth inflection: where a typical decode step is furthest below fixed + work / D.
+
+    Looked up once; it belongs to the profile, not to a decision.
+    """
+    if r.policy_i[KNEE] >= 0:
+        return int(r.policy_i[KNEE])
+    batch, context = r.policy_i[BATCH], r.policy_i[CONTEXT_SUM]
+    r.policy_i[BATCH] = min(PROBE_BATCH, b.max_seqs)
+    r.policy_i[CONTEXT_SUM] = PROBE_CONTEXT // PROBE_BATCH * r.policy_i[BATCH]
+    last = ki[SPLITS] - 1
+    t_low, t_high = decode_s(r, b, y, ki, 0), decode_s(r, b, y, ki, last)
+    u_low, u_high = 1.0 / decode_sms(r, ki, 0), 1.0 / decode_sms(r, ki, last)
+    knee, most = 0, -1.0
+    for s in range(ki[SPLITS]):
+        share = (1.0 / decode_sms(r, ki, s) - u_high) / (u_low - u_high) if u_low > u_high else 0.0
+        line = t_high + (t_low - t_high) * share
+        below = (line - decode_s(r, b, y, ki, s)) / line
+        if below > most:
+            knee, most = s, below
+    r.policy_i[KNEE] = knee
+    r.policy_i[BATCH] = batch
+    r.policy_i[CONTEXT_SUM] = context
+    return int(knee)
+
+
+@jit
+def ttft_ratio(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, s: int) -> float:
+    """TTFT of the most urgent request of the batch at hand over its limit, if the rest of it runs on split s."""
+    left = prefill_s(q, r, a, b, y, ki, layers_left(r), prefill_part(ki, s), decode_part(ki, s))
+    since = r.policy_f[DUE_SINCE]
+    return float((r.fv[NOW] + left - since) / (r.policy_f[DEADLINE] - since))
+
+
+@jit
+def _larger_ratio(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, s: int) -> float:
+    return float(max(ttft_ratio(q, r, a, b, y, ki, s), tpot_ratio(r, decode_s(r, b, y, ki, s))))
+
+
+@jit
+def balanced(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> int:
+    """The split at which the larger of the two ratios is least."""
+    if ki[SEARCH] == CLOSED_FORM:
+        return _balanced_directly(q, r, a, b, y, ki)
+    last = ki[SPLITS] - 1
+    if ki[SEARCH] == EXHAUSTIVE:
+        best, least = 0, math.inf
+        for s in range(ki[SPLITS]):
+            ratio = _larger_ratio(q, r, a, b, y, ki, s)
+            if ratio < least:
+                best, least = s, ratio
+        return best
+    s = r.policy_i[SPLIT]
+    here = _larger_ratio(q, r, a, b, y, ki, s)
+    for way in (1, -1):
+        while 0 <= s + way <= last:
+            there = _larger_ratio(q, r, a, b, y, ki, s + way)
+            if there >= here:
+                break
+            s += way
+            here = there
+    return int(s)
+
+
+@jit
+def _balanced_directly(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> int:
+    last, low, high = ki[SPLITS] - 1, 0, find_knee(r, b, y, ki)
+    p_high, d_high = ttft_ratio(q, r, a, b, y, ki, high), tpot_ratio(r, decode_s(r, b, y, ki, high))
+    if p_high < d_high:
+        # decode is worse off at the knee: the balance lies beyond it
+        low, high, p_low, d_low = high, last, p_high, d_high
+        p_high, d_high = ttft_ratio(q, r, a, b, y, ki, high), tpot_ratio(r, decode_s(r, b, y, ki, high))
+        if p_high <= d_high:
+            return int(last)
+    else:
+        p_low, d_low = ttft_ratio(q, r, a, b, y, ki, low), tpot_ratio(r, decode_s(r, b, y, ki, low))
+    if p_low >= d_low or low == high:
+        return int(low)
+    sms_low, sms_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
+    work = (d_low - d_high) / (1.0 / sms_low - 1.0 / sms_high)
+    rest_low, rest_high = _prefill_sms(r, ki, low), _prefill_sms(r, ki, high)
+    other = (p_high - p_low) / (1.0 / rest_high - 1.0 / rest_low)
+    total = sms_low + rest_low
+    # fixed' + other / (N - D) = fixed + work / D, times D (N - D)
+    gap = (p_low - other / rest_low) - (d_low - work / sms_low)
+    half = 0.5 * (gap * total + other + work)
+    root = math.sqrt(max(0.0, half * half - gap * work * total))
+    # the one root within 0..N, written so that a gap of zero needs no case of its own
+    below = half + root
+    return _nearest(r, ki, low, high, work * total / below if below > 0.0 else 0.0)
+
+
+@jit
+def _nearest(r: Any, ki: Any, low: int, high: int, sms: float) -> int:
+    """The split between two whose decode set has about that many SMs."""
+    s = low
+    while s < high and decode_sms(r, ki, s + 1) <= sms:
+        s += 1
+    if s < high and decode_sms(r, ki, s + 1) - sms < sms - decode_sms(r, ki, s):
+        s += 1
+    return int(s)
