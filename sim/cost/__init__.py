@@ -41,7 +41,8 @@ def load_cost(
     tp = (parallel or {}).get("tp", 1)
     chosen = with_cap(with_ring(load_profile(profile, load_gpu(gpu)), tp), power_cap_w)
     launching = Launching(options.get("launch", "graph"), chosen.host)
-    return ProfiledCost(shard(spec, tp), chosen, launching, checked_scale(options.get("scale"), spec, tp), tp)
+    scale = checked_scale(options.get("scale"), spec, tp)
+    return ProfiledCost(shard(spec, tp), chosen, launching, scale, tp, spec.kv_bytes_per_token())
 
 
 def _check_parallel(parallel: Mapping[str, int]) -> None:

@@ -133,6 +133,16 @@ class CostModel(Protocol):
     @property
     def profile_hash(self) -> str: ...
 
+    @property
+    def tp(self) -> int:
+        """GPUs of a replica; all figures are those of one of them."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, on all GPUs of a replica together, each once."""
+        ...
+
     def solo(self, launch: Launch, sms: int | None = None, sm_mhz: float | None = None) -> StepCost:
         """Price of a launch that runs alone on `sms` SMs (None: all) at an SM clock (None: the profile's)."""
         ...

@@ -45,11 +45,17 @@ class ProfiledCost:
     launching: Launching
     scale: Mapping[str, float]
     tp: int = 1
+    whole_kv_bytes: int | None = None
 
     @property
     def gpu(self) -> GpuSpec:
         """The GPU of the profile."""
         return self.profile.gpu
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token, on all GPUs of a replica together, each once."""
+        return self.whole_kv_bytes or self.model.kv_bytes_per_token()
 
     @property
     def energy(self) -> EnergyTerms:

@@ -1,189 +1,21 @@
-"""A run: arrivals, a router, replicas, and what they leave behind."""
+"""Opening a cluster for a workload, a policy and GPUs, and running it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import simpy
-from numpy.typing import NDArray
-
 from sim.cost.base import CostModel
-from sim.engine.building import Group, Settings, build_replica
-from sim.engine.clock import ARRIVAL, TRANSFER, Clock
-from sim.engine.deploying import deploy, is_compiled
-from sim.engine.deployment import Deployment, Target
-from sim.engine.layout import DONE, N_RUN, N_WAIT, Requests, make_requests
-from sim.engine.recording import Snapshot, make_records
-from sim.engine.records import REJECTED, UNFINISHED, RunRecords
-from sim.engine.replica import ReplicaProcess
-from sim.engine.routers import ROUTERS, check_router
-from sim.errors import StalledError
+from sim.engine.building import Group, Settings
+from sim.engine.deploying import deploy
+from sim.engine.deployment import Target
+from sim.engine.link import Link
+from sim.engine.pools import Pool, PooledCluster, pools_of
+from sim.engine.records import RunRecords
+from sim.engine.run import Cluster
 from sim.jit import forced
-from sim.native import HotCode
 from sim.workload.workload import Workload
-
-
-def _none_refused(workload: Workload, deployment: Deployment) -> dict[int, str]:
-    return {}
-
-
-class Cluster:
-    """Replicas of one policy behind a router on one clock."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        policy: Any,
-        groups: Sequence[Group],
-        settings: Settings,
-        router: str = "round-robin",
-    ) -> None:
-        check_router(router)
-        self.workload, self.groups, self.settings = workload, groups, settings
-        self.group_of = [group for group in groups for _ in range(group.count)]
-        self.end_s, self.warmup_s = settings.end_s, settings.warmup_s
-        self.clock = Clock()
-        self.router = ROUTERS[router]()
-        # plain Python decides between two steps: lists are quicker to read than arrays
-        self.hot = HotCode(settings.compiled and is_compiled(policy))
-        self.q: Requests = self.hot.state(make_requests(workload))
-        self.replica_of = np.full(len(workload), -1, np.int64)
-        self.status = np.full(len(workload), UNFINISHED, np.int8)
-        self.reasons = [""] * len(workload)
-        self.routed = 0
-        self.issued = 0
-        self.closed = workload.max_concurrency is not None
-        self.window_start: list[Snapshot] | None = None
-        for group in groups:
-            self._find_unservable(policy, group)
-        self._routable = np.flatnonzero(self.status != REJECTED)
-        assigned = self._assign()
-        self.run_ahead = assigned is not None
-        if assigned is not None:
-            self.replica_of[self._routable] = assigned
-        self.replicas = [self._make_replica(policy, k) for k in range(len(self.group_of))]
-        if self.hot.compiled:
-            self.hot.load()
-
-    def _assign(self) -> NDArray[np.int64] | None:
-        """Replicas of all requests, if they are known beforehand: then each runs ahead through its own arrivals."""
-        return None if self.closed else self.router.assign(len(self._routable), len(self.group_of))
-
-    def _make_replica(self, policy: Any, k: int) -> ReplicaProcess:
-        inbox = self._routable[self.replica_of[self._routable] == k]
-        lanes, drive = build_replica(policy, self.group_of[k], self.hot, self.q, k, inbox, self.settings)
-        return ReplicaProcess(
-            self.clock,
-            k,
-            lanes,
-            drive,
-            self._limit,
-            not self.run_ahead,
-            self._on_finish if self.closed else None,
-            str(getattr(policy, "label", type(policy).__name__)),
-        )
-
-    def _find_unservable(self, policy: Any, group: Group) -> None:
-        """Refuse, with the arithmetic, what the replicas of a group could never serve."""
-        w, d = self.workload, group.deployment
-        total = w.prompt_tokens.astype(np.int64) + w.output_tokens
-        if is_compiled(policy):
-            need = policy.required_blocks(w, d)
-        else:
-            need = -(-(total - 1) // d.block_size)
-        pool = f"{group.pool} pool" if group.pool else "pool"
-        for i in np.flatnonzero((need > d.num_blocks) | (total > d.max_context)).tolist():
-            prompt, output = int(w.prompt_tokens[i]), int(w.output_tokens[i])
-            if total[i] > d.max_context:
-                self._refuse(i, f"{prompt} + {output} tokens exceed the context limit of {d.max_context}")
-            else:
-                self._refuse(
-                    i,
-                    f"{prompt} + {output} tokens need {int(need[i])} KV blocks of {d.block_size}; "
-                    f"the {pool} has {d.num_blocks}",
-                )
-        for i, reason in getattr(policy, "refusals", _none_refused)(w, d).items():
-            self._refuse(int(i), reason)
-
-    def _refuse(self, i: int, reason: str) -> None:
-        if self.status[i] != REJECTED:
-            self.status[i], self.reasons[i] = REJECTED, reason
-
-    def _limit(self) -> float:
-        """The next time at which something from outside may touch a replica."""
-        bound = self.end_s
-        if self.window_start is None:
-            bound = min(bound, self.warmup_s)
-        if not self.run_ahead and self.routed < len(self._routable):
-            bound = min(bound, float(self.workload.arrival_s[self._routable[self.routed]]))
-        return bound
-
-    def _route(self, i: int) -> None:
-        now = self.clock.now
-        k = self.router.choose(self.replicas, now)
-        self.routed += 1
-        self.replica_of[i] = k
-        self.replicas[k].accept(i, now)
-
-    def _arrivals(self) -> Generator[simpy.Event, None, None]:
-        for i in self._routable.tolist():
-            yield self.clock.at(float(self.workload.arrival_s[i]), ARRIVAL)
-            self._route(i)
-
-    def _issue(self) -> None:
-        """Closed loop: send the next request, at its own earliest time or now."""
-        if self.issued >= len(self._routable):
-            return
-        i = int(self._routable[self.issued])
-        self.issued += 1
-        time_s = max(self.clock.now, float(self.workload.arrival_s[i]))
-        self.q.arrival_s[i] = time_s
-        event = self.clock.at(time_s, ARRIVAL)
-        event.callbacks.append(lambda _event: self._route(i))
-
-    def _on_finish(self, finished: list[int]) -> None:
-        for _ in finished:
-            self._issue()
-
-    def _open_window(self, _event: Any) -> None:
-        self.window_start = [replica.snapshot(self.clock.now) for replica in self.replicas]
-
-    def run(self) -> float:
-        """Run to the end; returns the time of the last event that counts."""
-        if math.isfinite(self.warmup_s) and self.warmup_s < self.end_s:
-            self.clock.at(self.warmup_s, TRANSFER).callbacks.append(self._open_window)
-        if self.closed:
-            for _ in range(self.workload.max_concurrency or 0):
-                self._issue()
-        elif self.run_ahead:
-            for replica in self.replicas:
-                replica.start()
-        else:
-            self.clock.process(self._arrivals())
-        if self.end_s > self.clock.now:
-            self.clock.run(until=self.end_s if math.isfinite(self.end_s) else None)
-        finishes = np.array(self.q.finish_s, np.float64)
-        done = np.array(self.q.phase) == DONE
-        if math.isfinite(self.end_s):
-            return self.end_s
-        return float(np.max(finishes[done], initial=self.clock.now))
-
-    def close(self, end_s: float) -> RunRecords:
-        """The records of a run that ended at `end_s`; raises StalledError if it should have gone on."""
-        for replica in self.replicas:
-            replica.settle(end_s)
-            replica.drain()
-            if not math.isfinite(self.end_s) and replica.outstanding > 0:
-                raise StalledError(
-                    f"nothing can progress: policy '{replica.name}' leaves {int(replica.r.iv[N_WAIT])} requests "
-                    f"waiting and {int(replica.r.iv[N_RUN])} running on replica {replica.index} although no "
-                    "other event is due"
-                )
-            replica.check_empty()
-        return make_records(self, end_s)
 
 
 def open_cluster(
@@ -207,6 +39,8 @@ def open_cluster(
     mechanism: str = "green",
     targets: tuple[Target, ...] | None = None,
     compiled: bool | None = None,
+    pools: Sequence[Pool] | None = None,
+    link: Link | None = None,
 ) -> Cluster:
     """The cluster that `simulate` runs, with nothing started."""
     end_s = horizon_s if horizon_s is not None else math.inf
@@ -215,16 +49,25 @@ def open_cluster(
     if compiled is None:
         compiled = forced()
     settings = Settings(seed, jitter, bursts, record_steps, warmup_s, end_s, estimator, compiled)
-    deployment = deploy(
-        policy,
-        cost,
-        gpu_memory_utilization=gpu_memory_utilization,
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        mechanism=mechanism,
-        targets=targets or (Target(),) * len(workload.slo_classes),
-    )
-    return Cluster(workload, policy, [Group("", replicas, cost, deployment)], settings, router)
+    memory: dict[str, Any] = {
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "num_gpu_blocks": num_gpu_blocks,
+        "block_size": block_size,
+    }
+    asked = targets or (Target(),) * len(workload.slo_classes)
+    parts, link = pools_of(policy, cost, replicas, pools, link)
+    groups = [
+        Group(
+            pool.name,
+            pool.count,
+            pool.cost,
+            deploy(policy, pool.cost, **memory, mechanism=mechanism, targets=asked, pool=pool.name),
+        )
+        for pool in parts
+    ]
+    if link is None:
+        return Cluster(workload, policy, groups, settings, router)
+    return PooledCluster(workload, policy, groups, settings, link)
 
 
 def simulate(workload: Workload, policy: Any, cost: CostModel, **options: Any) -> RunRecords:
@@ -234,7 +77,9 @@ def simulate(workload: Workload, policy: Any, cost: CostModel, **options: Any) -
     here win over the policy's own defaults. `horizon_s`: stop there; without `drain` the run stops at the
     last arrival. `bursts=False` steps one iteration at a time, `compiled` runs machine code (None: as LANESIM_JIT
     says): slower and faster, the same bytes. `targets`: what each SLO
-    class of the workload asks, for policies that look at it.
+    class of the workload asks, for policies that look at it. `pools` and `link` are for policies that split prefill
+    from decode, by default one replica each of `cost` and the link that the GPU table names; `replicas` and `router`
+    are for the others.
     Raises SimctlError for settings that cannot work, PlanError for a plan that cannot be carried out,
     StalledError if requests wait and nothing can progress.
     """

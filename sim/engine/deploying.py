@@ -37,6 +37,7 @@ def deploy(
     block_size: int | None = None,
     mechanism: str = "green",
     targets: tuple[Target, ...] = (Target(),),
+    pool: str = "",
 ) -> Deployment:
     """The replica that a policy gets: its block size, and the KV blocks that fit beside its largest step."""
     knobs: dict[str, Any] = {
@@ -56,6 +57,8 @@ def deploy(
         MECHANISMS[mechanism],
         float(cost.gpu.compute_capability),
         targets,
+        pool,
+        cost.tp,
     )
     tokens, seqs = largest_step(policy, first)
     # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)

@@ -65,7 +65,8 @@ class Target:
 class Deployment:
     """What a replica offers its policy: KV pool, context limit, the GPU's name and its SMs, and what is asked of it.
 
-    `targets`: one per SLO class, in the order of the requests' class numbers.
+    `targets`: one per SLO class, in the order of the requests' class numbers. `pool`: prefill, decode or mixed, empty
+    where replicas do everything. `tp`: GPUs of the replica; SMs and blocks are one's.
     """
 
     num_blocks: int
@@ -77,6 +78,8 @@ class Deployment:
     mechanism: Mechanism = GREEN
     compute_capability: float = 9.0
     targets: tuple[Target, ...] = (Target(),)
+    pool: str = ""
+    tp: int = 1
 
 
 def check_sets(pairs: Sequence[tuple[int, int]], deployment: Deployment, policy: str) -> None:

@@ -48,6 +48,12 @@ def hand_over(q: Any, r: Any, i: int, end: float) -> None:
     remove_running(q, r, i, end)
     count_handed(r, 1, q.blocks[i], end)
     q.phase[i] = HANDED
+    tell(r, i)
+
+
+@jit
+def tell(r: Any, i: int) -> None:
+    """Let the cluster know of request i when this step has been committed."""
     r.done[r.iv[N_DONE]] = i
     r.iv[N_DONE] += 1
 

@@ -53,6 +53,7 @@ LANE_INTEGERS = 10
 INTEGERS = LANES + 2 * LANE_INTEGERS
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
+LEAVES, STAYS = 1, 2
 # waiting: as they come, the evicted in front; or by priority (lower first), then by arrival, the evicted too
 BY_COMING, BY_PRIORITY = 0, 1
 WAIT_ORDERS = {"fcfs": BY_COMING, "priority": BY_PRIORITY}
@@ -140,7 +141,7 @@ class Requests(Columns):
     prev: Any
     next: Any
     heap_at: Any
-    hands_over: Any  # 1: goes elsewhere after its first token
+    hands_over: Any  # of pools: LEAVES or STAYS after its first token; 0: it has, or nobody wants to know
     reserved: Any  # blocks promised to it by a policy that reserves
     sat_out: Any  # iterations that it has sat out before, and the one since when it does (-1: it does not)
     sat_since: Any

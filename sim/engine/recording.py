@@ -21,6 +21,8 @@ from sim.engine.layout import (
     FLAGGED,
     GPU_S,
     GRAPH_LAUNCHES,
+    HANDED_AREA,
+    HANDED_BLOCK_S,
     HEAD_ROWS,
     HOST_BOUND_S,
     HOST_SM_S,
@@ -39,10 +41,10 @@ from sim.engine.layout import (
     TAIL_SM_S,
     WAIT_AREA,
 )
-from sim.engine.records import FINISHED, STATUS_NAMES, RunRecords
+from sim.engine.records import FINISHED, STATUS_NAMES, PoolRecords, RunRecords
 
 if TYPE_CHECKING:
-    from sim.engine.cluster import Cluster
+    from sim.engine.run import Cluster
 
 Snapshot = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # integers and floats of one replica at a time
 
@@ -76,6 +78,7 @@ FLOAT_TOTALS = {
     "decision_s": DECISION_S,
     "waiting_s": WAIT_AREA,
     "running_s": RUN_AREA,
+    "handover_s": HANDED_AREA,
 }
 
 
@@ -85,6 +88,7 @@ def _totals(snapshots: list[Snapshot]) -> dict[str, float]:
         totals[name] = int(sum(int(iv[at]) for iv, _ in snapshots))
     for name, at in FLOAT_TOTALS.items():
         totals[name] = float(sum(float(fv[at]) for _, fv in snapshots))
+    totals["kv_block_s"] += float(sum(float(fv[HANDED_BLOCK_S]) for _, fv in snapshots))
     return totals
 
 
@@ -96,6 +100,8 @@ def _request_frame(cluster: Cluster) -> pd.DataFrame:
     nan_where_never = np.array(q.max_itl_s, np.float64)
     generated = np.array(q.generated, np.int64)
     nan_where_never[nan_where_never == 0.0] = np.nan
+    never = np.full(len(w), np.nan)
+    moved = {"decode_replica": replica, "transfer_s": never, "pull_wait_s": never, **cluster.moved()}
     return pd.DataFrame(
         {
             "request_id": np.arange(len(w), dtype=np.int64),
@@ -113,6 +119,9 @@ def _request_frame(cluster: Cluster) -> pd.DataFrame:
             "max_itl_s": nan_where_never,
             "generated_tokens": generated,
             "preemptions": np.array(q.preempted, np.int32),
+            "decode_replica": moved["decode_replica"].astype(np.int32),
+            "transfer_s": moved["transfer_s"],
+            "pull_wait_s": moved["pull_wait_s"],
         }
     )
 
@@ -150,4 +159,19 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         block_size=cluster.groups[0].deployment.block_size,
         replicas=len(cluster.replicas),
         steps=steps,
+        pools=_pools(cluster, final, window),
+        link=cluster.link_facts(),
     )
+
+
+def _pools(cluster: Cluster, final: list[Snapshot], window: list[Snapshot]) -> list[PoolRecords]:
+    """Sums by pool; none for replicas that do everything."""
+    made, first = [], 0
+    for group in cluster.groups:
+        mine = slice(first, first + group.count)
+        first += group.count
+        if group.pool:
+            d, cost = group.deployment, group.cost
+            sums = _totals(final[mine]), _totals(window[mine])
+            made.append(PoolRecords(group.pool, cost.gpu.name, cost.tp, group.count, d.num_blocks, *sums))
+    return made

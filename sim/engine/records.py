@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,19 @@ FINISHED, REJECTED, UNFINISHED = 0, 1, 2
 STATUS_NAMES = ("finished", "rejected", "unfinished")
 
 
+@dataclass(frozen=True)
+class PoolRecords:
+    """Part of a run with pools: `tp` GPUs to each of `replicas`; `num_blocks`: KV blocks of one. Sums as the run's."""
+
+    name: str
+    gpu: str
+    tp: int
+    replicas: int
+    num_blocks: int
+    totals: dict[str, float]
+    window_totals: dict[str, float]
+
+
 @dataclass
 class RunRecords:
     """Raw outcome of one simulated run.
@@ -19,7 +33,8 @@ class RunRecords:
     `requests`: one row a request, in workload order: `request_id`, `arrival_s`, `prompt_tokens`,
     `output_tokens`, `slo_class` (name), `priority`, `replica` (-1 if never routed), `status` (name),
     `reason` (why rejected, else ""), `first_scheduled_s`, `first_token_s`, `finish_s`, `max_itl_s`
-    (NaN where not reached), `generated_tokens`, `preemptions`.
+    (NaN where not reached), `generated_tokens`, `preemptions`; with pools also `decode_replica`, `transfer_s` (the part
+    of the KV's transfer after the first token that is no wait for room) and `pull_wait_s` (that wait), else NaN.
 
     `itl_s`, `itl_count`, `itl_end_s`: every gap between consecutive tokens of a request, pooled; equal gaps of
     one step are one row with a count; `itl_end_s` is when the later token appeared.
@@ -28,7 +43,8 @@ class RunRecords:
     launch in flight, replica-seconds), `gpu_s` (solo and without host time, added over lanes), `host_bound_s`
     (host time beyond the GPU's), `dense_tokens`, `head_rows`, `prefill_pairs` (query-key pairs of causal prefill
     attention), `prefill_kv_tokens` (keys read by prefill attention), `decode_kv_tokens`, `kv_block_s` (used
-    blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running lengths), `launches_graph`
+    blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running lengths), `handover_s` (that of
+    the requests between two replicas), `launches_graph`
     and `launches_eager` (forward passes of decodes alone and with prompts; one in layer groups counts once),
     `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class (`sim.engine.sm_time`), which
     add up to its whole: `sm_active_s`, `sm_tail_s`, `sm_host_s`, `sm_contention_s`, `sm_switch_s`, `sm_lent_s`,
@@ -40,6 +56,9 @@ class RunRecords:
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
     SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split), `fallback`, `graph`.
+
+    `pools`: the same sums by pool, empty for a run without; `num_blocks` is then that of the first pool's replicas.
+    `link`: what the links between pools are (`sim.engine.link.Link`), with `sent_gb` and `busy_s` of all.
     """
 
     requests: pd.DataFrame
@@ -54,4 +73,6 @@ class RunRecords:
     block_size: int
     replicas: int
     steps: pd.DataFrame | None = None
+    pools: list[PoolRecords] = field(default_factory=list)
+    link: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from sim.engine.cohort import (
     open_epoch,
     widen_epochs,
 )
-from sim.engine.handover import hand_over
+from sim.engine.handover import hand_over, tell
 from sim.engine.layout import (
     BLOCK,
     CHAIN_LEFT,
@@ -34,6 +34,7 @@ from sim.engine.layout import (
     IN_FALLBACK,
     LAST_END,
     LAUNCH_SM,
+    LEAVES,
     N_HEAP,
     N_HOLD,
     N_JOINING,
@@ -46,6 +47,7 @@ from sim.engine.layout import (
     PREFILL,
     READY,
     SM_CLASSES,
+    STAYS,
     STEP,
     STEP_WIDTH,
     WAITING,
@@ -145,10 +147,12 @@ def commit_chunk(q: Any, r: Any, i: int, tokens: int, end: float) -> None:
     q.last_s[i] = end
     if q.generated[i] == q.output[i]:
         finish(q, r, i, end)
-    elif q.hands_over[i] == 1:
+    elif q.hands_over[i] == LEAVES:
         hand_over(q, r, i, end)
     else:
         add_ready(q, r, i)
+        if q.hands_over[i] == STAYS:
+            tell(r, i)
 
 
 @jit

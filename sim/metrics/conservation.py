@@ -18,9 +18,9 @@ class ConservationError(RuntimeError):
 def queueing_integrals(records: RunRecords) -> dict[str, tuple[float, float]]:
     """Little's law as pairs (integral over time, sum over requests), which must agree; request-seconds.
 
-    "system": the time integrals of the waiting and running counts against the sum of the times spent in the
-    system. "waiting": the integral of the queue's length against the sum of waits, given only for a run without
-    preemption, after which a request waits again. Requests still inside at the end count up to the end.
+    "system": the time integrals of the waiting and running counts, and of those between two replicas, against the sum
+    of the times spent in the system. "waiting": the integral of the queue's length against the sum of waits, given
+    only for a run without preemption or change of replica, after which a request waits again. Requests still inside at the end count up to the end.
     """
     requests = records.requests
     inside = (requests["status"] != "rejected") & (requests["replica"] >= 0)
@@ -28,8 +28,9 @@ def queueing_integrals(records: RunRecords) -> dict[str, tuple[float, float]]:
     leaves = requests.loc[inside, "finish_s"].fillna(records.end_s).to_numpy(np.float64)
     started = requests.loc[inside, "first_scheduled_s"].fillna(records.end_s).to_numpy(np.float64)
     totals = records.totals
-    pairs = {"system": (totals["waiting_s"] + totals["running_s"], float(np.sum(leaves - arrival)))}
-    if requests["preemptions"].sum() == 0:
+    present = totals["waiting_s"] + totals["running_s"] + totals.get("handover_s", 0.0)
+    pairs = {"system": (present, float(np.sum(leaves - arrival)))}
+    if requests["preemptions"].sum() == 0 and not records.pools:
         pairs["waiting"] = (totals["waiting_s"], float(np.sum(started - arrival)))
     return pairs
 
