@@ -57,15 +57,8 @@ class CompiledPolicy:
     advance: ClassVar[Callable[..., None]]
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:
-        for key, value in settings.items():
-            if key not in self.knobs:
-                hint = nearest(key, self.knobs)
-                raise SimctlError(
-                    f"policy '{self.name}' has no knob '{key}'.{hint or ' Knobs: ' + ', '.join(self.knobs)}"
-                )
-            _check_knob(self.name, key, value, self.knobs[key])
         self.label = label or self.name
-        self.settings = {key: settings.get(key, knob.default) for key, knob in self.knobs.items()}
+        self.settings = check_knobs(self.name, self.knobs, settings)
 
     def __getitem__(self, knob: str) -> Any:
         return self.settings[knob]
@@ -117,6 +110,20 @@ class CompiledPolicy:
         return array([*integers, 0], np.int64), array([*floats, 0.0], np.float64)
 
 
+def check_knobs(policy: str, knobs: Mapping[str, Knob], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A value for each knob, given or default; raises SimctlError for those that are unknown or out of bounds."""
+    for key, value in settings.items():
+        if key not in knobs:
+            hint = nearest(key, knobs) or " Knobs: " + ", ".join(knobs)
+            raise SimctlError(f"policy '{policy}' has no knob '{key}'.{hint}")
+        _check_knob(policy, key, value, knobs[key])
+    return {key: settings.get(key, knob.default) for key, knob in knobs.items()}
+
+
+def _numbers(whole: bool) -> str:
+    return "a whole number" if whole else "a number"
+
+
 def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
     wanted = type(knob.default)
     fits = isinstance(value, wanted) if wanted in (bool, str) else isinstance(value, int | float)
@@ -124,17 +131,17 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         fits = value.is_integer()
     if wanted is not bool and isinstance(value, bool):
         fits = False
-    if knob.default is None:
-        # those without a default of their own are all counts
-        fits = value is None or (
-            isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer()
-        )
+    # those without a default of their own are counts, or times
+    whole = not key.endswith(("_ms", "_s"))
+    if knob.default is None and knob.choices is None:
+        fits = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        fits = fits and not (whole and isinstance(value, float) and not value.is_integer())
     if fits and isinstance(value, float) and not math.isfinite(value):
         fits = False
     if not fits:
         raise SimctlError(
             f"policy '{policy}': knob '{key}' is {value!r}; it takes "
-            f"{'a whole number' if knob.default is None else 'a value like ' + repr(knob.default)}"
+            f"{_numbers(whole) if knob.default is None else 'a value like ' + repr(knob.default)}"
         )
     if knob.choices is not None and value not in knob.choices:
         raise SimctlError(
