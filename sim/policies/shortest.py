@@ -36,7 +36,7 @@ def next_prompt(
     while i >= 0:
         age = gamma * q.arrival_s[i]
         # all behind it came later, but for the evicted, which stand in front
-        if age >= least and q.preempted[i] == 0:
+        if age > least and q.preempted[i] == 0:
             break
         mine = length * q.target[i] + age
         if _between(mine, i, key, last, least, best):
