@@ -28,7 +28,13 @@ ARGS = {
     "context_sum": "decode context tokens",
     "layers": "layers",
     "sms": "SMs",
+    "reason": "reason",
+    "fallback": "fallback",
 }
+# SM-seconds of a launch by class, shown as per cent of what it held; the last two are parts of the active ones
+CLASSES = ("active", "tail", "host", "contention", "switch", "lent")
+PARTS = ("attention", "lockstep")
+LANES = {0: "prefill lane", 1: "decode lane"}
 Event = dict[str, Any]
 
 
@@ -69,8 +75,10 @@ def events(steps: pd.DataFrame, requests: pd.DataFrame) -> Iterator[Event]:
             launches = own_steps[own_steps["replica"] == replica].sort_values(
                 ["start_s", "lane"], kind="stable"
             )
-            for lane in sorted(launches["lane"].unique()):
-                yield _meta("thread_name", pid, int(lane) + 1, name=f"lane {lane}")
+            lanes = sorted(launches["lane"].unique())
+            for lane in lanes:
+                name = LANES[lane] if len(lanes) > 1 else "lane 0"
+                yield _meta("thread_name", pid, int(lane) + 1, name=name)
                 yield _meta("thread_sort_index", pid, int(lane) + 1, sort_index=int(lane) + 1)
             yield from _slices(launches, pid)
             mine = own_requests[own_requests["replica"] == replica]
@@ -127,11 +135,12 @@ def _slices(launches: pd.DataFrame, pid: int) -> Iterator[Event]:
     for row in launches.to_dict("records"):
         prefill, decode = row["prefill_tokens"] > 0, row["decode_batch"] > 0
         kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"
-        args: dict[str, Any] = {name: int(row[column]) for column, name in named.items()}
+        args: dict[str, Any] = {name: _plain(row[column]) for column, name in named.items()}
         if slowdown and np.isfinite(row["slowdown"]):
             args["slowdown"] = round(float(row["slowdown"]), 6)
         if "graph" in row:
             args["launch"] = "graph" if row["graph"] else "eager"
+        args |= _classes(row)
         start = _us(row["start_s"])
         yield {
             "ph": "X",
@@ -143,6 +152,19 @@ def _slices(launches: pd.DataFrame, pid: int) -> Iterator[Event]:
             "dur": round(_us(row["end_s"]) - start, 3),
             "args": args,
         }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str) else int(value)
+
+
+def _classes(row: dict[Any, Any]) -> dict[str, float]:
+    """Per cent of the SM time that a launch held, by class; classes that took nothing are left out."""
+    held = sum(row.get(f"{name}_sm_s", 0.0) for name in CLASSES)
+    if not held > 0:
+        return {}
+    shares = {name: row.get(f"{name}_sm_s", 0.0) / held for name in (*CLASSES, *PARTS)}
+    return {f"{name} %": round(100 * share, 3) for name, share in shares.items() if share > 0}
 
 
 def _spans(requests: pd.DataFrame, pid: int, end_s: float) -> Iterator[Event]:
@@ -209,6 +231,10 @@ def _step_counters(launches: pd.DataFrame, pid: int) -> Iterator[Event]:
     start, end = (launches[column].to_numpy(np.float64) for column in ("start_s", "end_s"))
     for column, name in (("prefill_tokens", "prefill tokens"), ("decode_batch", "decode batch")):
         yield from _counter(name, start, end, launches[column].to_numpy(np.int64), pid)
+    if {"active_sm_s", "lent_sm_s"} <= set(launches.columns):
+        active = (launches["active_sm_s"] + launches["lent_sm_s"]).to_numpy(np.float64)
+        # the mean over each launch, to the whole SM
+        yield from _counter("SMs active", start, end, np.rint(active / (end - start)).astype(np.int64), pid)
 
 
 def _counter(

@@ -124,7 +124,7 @@ def test_lanes_are_tracks_and_counters_sum_over_them() -> None:
     rows.append(request(1, NAN, NAN, status="rejected", replica=-1, reason="too long"))
     found = list(events(steps, records(rows).requests))
     tracks = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name"}
-    assert tracks == {1: "lane 0", 2: "lane 1"}
+    assert tracks == {1: "prefill lane", 2: "decode lane"}
     slices = [(e["tid"], e["name"], e["args"]["slowdown"]) for e in found if e["ph"] == "X"]
     assert slices == [(1, "prefill", 1.25), (2, "decode", 1.25), (1, "prefill", 1.25)]
     tokens = [(e["ts"], e["args"]["prefill tokens"]) for e in found if e["name"] == "prefill tokens"]
@@ -154,3 +154,36 @@ def test_a_failure_leaves_no_file(run: RunRecords, tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         write_timeline(run.steps.drop(columns="decode_batch"), run.requests, tmp_path / "t.json.gz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slice_tells_where_its_sm_time_went() -> None:
+    steps = pd.DataFrame(
+        {
+            "replica": 0,
+            "start_s": [0.0, 0.0],
+            "end_s": [2.0, 1.0],
+            "lane": [0, 1],
+            "sms": [60, 40],
+            "prefill_tokens": [10, 0],
+            "decode_batch": [0, 3],
+            "reason": [7, 0],
+            "active_sm_s": [60.0, 30.0],
+            "tail_sm_s": [30.0, 0.0],
+            "lent_sm_s": [30.0, 0.0],
+            "contention_sm_s": [0.0, 10.0],
+            "attention_sm_s": [0.0, 20.0],
+        }
+    )
+    found = list(events(steps, records([request(0.0, 1.0, 2.0)]).requests))
+    prefill, decode = (e["args"] for e in found if e["ph"] == "X")
+    assert prefill["reason"] == 7
+    assert {k: v for k, v in prefill.items() if "%" in k} == {"active %": 50, "tail %": 25, "lent %": 25}
+    assert {k: v for k, v in decode.items() if "%" in k} == {
+        "active %": 75,
+        "contention %": 25,
+        "attention %": 50,
+    }
+    names = [e["args"]["name"] for e in found if e["name"] == "thread_name"]
+    assert names == ["prefill lane", "decode lane"]
+    levels = [(e["ts"], e["args"]["SMs active"]) for e in found if e["name"] == "SMs active"]
+    assert levels == [(0.0, 75), (1e6, 45), (2e6, 0)]
