@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint type gpu-test wheel clean
+.PHONY: quickstart test bench lint type gpu-test wheel clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/simctl run experiments/quickstart.yaml -o out/quickstart
 
 test: $(VENV)/.dev lint type
 	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks --write docs/speed.md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
