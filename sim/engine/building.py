@@ -35,7 +35,8 @@ class Group:
 class Settings:
     """How to run: `bursts=False` steps one iteration at a time; times in seconds, `end_s` infinite to run out.
 
-    `compiled`: hot code as machine code, the same bytes sooner."""
+    `contention=False`: neighbours on SMs of their own cost each other nothing. `compiled`: hot code as machine code,
+    the same bytes sooner."""
 
     seed: int = 0
     jitter: bool = True
@@ -44,6 +45,7 @@ class Settings:
     warmup_s: float = 0.0
     end_s: float = math.inf
     estimator: Any = "analytic"
+    contention: bool = True
     compiled: bool = False
 
 
@@ -89,10 +91,16 @@ def build_replica(
     )
     r, a = hot.state(idle), hot.state(make_plan(seqs))
     if compiled and policy.lanes == 2:
-        x = hot.state(compile_pairs(cost, partitions, pairs))
+        priority = getattr(policy, "decode_priority", "normal")
+        x = hot.state(
+            compile_pairs(cost, partitions, pairs, contention=settings.contention, priority=priority)
+        )
         b, y = believe(settings.estimator, cost, p, x, partitions, pairs, settings.seed)
-        loop = hot.bind(type(policy).advance, q, r, a, p, x, hot.state(b), hot.state(y), *_knobs(policy, d, hot))
-        return TwoLanes(hot, q, r, p, x), _without_look_ahead(loop)
+        b, y = hot.state(b), hot.state(y)
+        loop = hot.bind(type(policy).advance, q, r, a, p, x, b, y, *_knobs(policy, d, hot))
+        lanes = TwoLanes(hot, q, r, p, x)
+        lanes.belief = b, y
+        return lanes, _without_look_ahead(loop)
     if compiled:
         loop = hot.bind(type(policy).advance, q, r, a, p, *_knobs(policy, d, hot))
     else:

@@ -54,6 +54,7 @@ class OneLane:
 
     def __init__(self, hot: HotCode, q: Any, r: Any, p: Any) -> None:
         self.q, self.r, self.p = q, r, p
+        self.belief: Any = None  # prices, and slowdowns or None, that the policy believes in
         self._bind(hot)
 
     def _bind(self, hot: HotCode) -> None:

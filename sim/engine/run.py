@@ -59,6 +59,7 @@ class Cluster:
         self.window_start: list[Snapshot] | None = None
         wrapper, policy = policy, unwrapped(policy)
         self.gated = wrapper is not policy
+        self._hears = self.closed or (self.gated and wrapper.holds)
         for group in groups:
             self._find_unservable(policy, group)
         self._routable = np.flatnonzero(self.status != REJECTED)
@@ -87,7 +88,7 @@ class Cluster:
             drive,
             self._limit,
             not self.run_ahead,
-            partial(self._on_finish, k) if self.closed or self.gated else None,
+            partial(self._on_finish, k) if self._hears else None,
             str(getattr(policy, "label", type(policy).__name__)),
         )
 

@@ -1,9 +1,9 @@
 """How long a request would wait and how fast it would decode if it joined a replica now, by believed prices.
 
-Made for any policy, so it knows only what the state shows: prompts ahead in the queue run in passes as large as the
-policy's steps, decodes ride in them where there is one lane, and KV blocks or slots that are missing come free as running
-requests reach what their clients asked for. Not foreseen: later arrivals, evictions, prompts that a policy lets jump the
-queue.
+Made for any policy, so it knows only what the state shows: prompts ahead in the queue run in passes as large as
+the policy's steps, decodes ride in them where there is one lane, and KV blocks or slots that are missing come free as
+running requests reach what their clients asked for. Not foreseen: later arrivals, evictions, prompts that a policy lets
+jump the queue.
 """
 
 from __future__ import annotations

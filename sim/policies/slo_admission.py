@@ -1,8 +1,8 @@
 """SLO-aware admission before any policy: who would miss the limits of their class is turned away, or held back.
 
 Early rejection as systems in overload use it (Mooncake, arXiv:2407.00079, section 7: a request whose TTFT or TBT is
-predicted to miss its SLO is refused on arrival, which saves the prefill of requests that come to nothing); here before a
-policy that is left as it is. Latencies are forecast from the state of the chosen replica at the estimator's prices
+predicted to miss its SLO is refused on arrival, which saves the prefill of requests that come to nothing); here before
+a policy that is left as it is. Latencies are forecast from the state of the chosen replica at the estimator's prices
 (`sim.policies.forecast`), corrected by what came of earlier forecasts. Without limits everybody is let in.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from sim.engine.deployment import Deployment, Target
@@ -34,7 +35,7 @@ class SloAdmission:
         "on_miss": Knob(
             "reject",
             "reject, or delay: hold until the limit can be met; a lost TTFT goes in when nobody waits",
-            "arXiv:2407.00079 section 7.3",
+            "arXiv:2407.00079 section 7; delay is a choice",
             choices=("reject", "delay"),
         ),
         "slack": Knob(1.0, "factor on the forecast: above 1 refuses sooner", "choice", minimum=0),
@@ -59,6 +60,11 @@ class SloAdmission:
             policy = make_policy(policy)
         if hasattr(policy, "wrapped"):
             raise SimctlError(f"policy '{self.name}': the policy behind it is an admission of its own")
+        if getattr(policy, "pools", ()):
+            raise SimctlError(
+                f"policy '{self.name}' cannot forecast a request that '{policy.label}' moves between pools; it takes "
+                "policies whose replicas do everything"
+            )
         self.settings["policy"] = self.wrapped = policy
         self.label = label or self.name
 
@@ -70,6 +76,11 @@ class SloAdmission:
 
     def __getitem__(self, knob: str) -> Any:
         return self.settings[knob]
+
+    @property
+    def holds(self) -> bool:
+        """Are requests held back, so that the gate must hear of every completion?"""
+        return bool(self["on_miss"] == "delay")
 
     def judge(
         self,
@@ -104,7 +115,7 @@ class SloJudge:
         self, forecast: Forecast, limits: list[Target], classes: tuple[str, ...], policy: SloAdmission
     ) -> None:
         self.forecast, self.limits, self.classes = forecast, limits, classes
-        self.delays = policy["on_miss"] == "delay"
+        self.delays = policy.holds
         self.slack, self.feedback = policy["slack"], policy["feedback"]
         self.learned = 1.0  # observed over forecast TTFT
         self._open: dict[int, tuple[float, float]] = {}  # request -> when it went in, TTFT forecast
@@ -148,7 +159,7 @@ class SloJudge:
     def _learn(self) -> None:
         """Compare the oldest forecasts with what has come of them."""
         q = self.forecast.q
-        done = [i for i, _ in zip(self._open, range(LOOKED_AT)) if q.first_token_s[i] == q.first_token_s[i]]
+        done = [i for i in islice(self._open, LOOKED_AT) if q.first_token_s[i] == q.first_token_s[i]]
         for i in done:
             began, expected = self._open.pop(i)
             ratio = (q.first_token_s[i] - began) / expected

@@ -27,9 +27,7 @@ UGLY = stub_cost(rough_tables(1.1e-6, wobble=True), max_context=256)
 def naive_run(case: Case, cost: Any) -> Outcome:
     """The run in the reference simulator."""
     scheduler = naive_scheduler(case.entry["name"], case.entry, case.blocks, case.block_size)
-    deployment = deploy(
-        make_policy(case.entry), cost, num_gpu_blocks=case.blocks, block_size=case.block_size
-    )
+    deployment = deploy(make_policy(case.entry), cost, num_gpu_blocks=case.blocks, block_size=case.block_size)
     largest, seqs = largest_step(make_policy(case.entry), deployment)
     prices = cost.compile(max_tokens=largest, max_seqs=seqs, max_context=cost.model.max_context)
     return run_naive(case.workload, scheduler, prices)

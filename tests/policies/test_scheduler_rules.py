@@ -102,7 +102,9 @@ def test_vllm_serves_the_urgent_first_and_equals_by_arrival() -> None:
     knobs = {"max_num_batched_tokens": 64, "max_num_seqs": 1}
     ranks = [0, 2, 1, 1, 0]
     fcfs = run("vllm", [0, 1, 1, 2, 3], [4] * 5, [5] * 5, ranks=ranks, **knobs)
-    urgent = run("vllm", [0, 1, 1, 2, 3], [4] * 5, [5] * 5, ranks=ranks, scheduling_policy="priority", **knobs)
+    urgent = run(
+        "vllm", [0, 1, 1, 2, 3], [4] * 5, [5] * 5, ranks=ranks, scheduling_policy="priority", **knobs
+    )
     assert fcfs.requests["first_scheduled_s"].argsort().tolist() == [0, 1, 2, 3, 4]
     assert urgent.requests["first_scheduled_s"].argsort().tolist() == [0, 4, 2, 3, 1]
 
@@ -135,7 +137,9 @@ def test_vllm_v0_runs_whole_prompts_alone_and_first() -> None:
 
 def test_vllm_v0_wants_a_free_block_for_each_decode_and_evicts_the_youngest() -> None:
     # blocks of 4, 4 in all: both prompts take two, and the first decode asks for a free one that it does not need
-    records = run("vllm-v0", [0, 0], [5, 5], [3, 3], blocks=4, size=4, watermark=0.0, max_num_batched_tokens=64)
+    records = run(
+        "vllm-v0", [0, 0], [5, 5], [3, 3], blocks=4, size=4, watermark=0.0, max_num_batched_tokens=64
+    )
     assert shapes(records)[:3] == [(10, 2, 0), (0, 0, 1), (6, 1, 0)]
     assert records.requests["preemptions"].tolist() == [0, 1]
 

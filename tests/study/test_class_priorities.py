@@ -39,6 +39,8 @@ def test_the_urgent_class_overtakes_under_a_policy_that_orders_by_priority() -> 
 
 
 def test_without_classes_the_order_by_priority_is_first_come_first_served() -> None:
-    result = sim.run(experiment(slo={"ttft_ms": 1000}, workload={**experiment()["workload"], "slo_class": "chat"}))
+    result = sim.run(
+        experiment(slo={"ttft_ms": 1000}, workload={**experiment()["workload"], "slo_class": "chat"})
+    )
     plain, ranked = (result.requests[result.requests["policy"] == name] for name in ("vllm", "ranked"))
     assert plain["finish_s"].tolist() == ranked["finish_s"].tolist()
