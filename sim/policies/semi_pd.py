@@ -204,7 +204,7 @@ class SemiPdPolicy(CompiledPolicy):
 
 
 def _levels(start: int, step: int) -> list[int]:
-    """Percentages that steps up to 100 and down from it can reach."""
+    """Percentages that steps of `one_up` can reach."""
     return sorted(
         {*range(start, 101, step), *range(start, step - 1, -step), *range(100, step - 1, -step), step}
     )

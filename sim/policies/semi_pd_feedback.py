@@ -45,10 +45,10 @@ def effective(own: int, other: int) -> float:
 
 @jit
 def one_up(own: int, other: int, step: int) -> tuple[int, int]:
-    """The percentages with one side raised by a step; from 100 on the other gives way, down to one step."""
+    """The percentages with one side raised by a step; from 100 on the other gives way while it keeps a step."""
     if own < 100:
         return min(100, own + step), other
-    return own, max(step, other - step)
+    return own, other - step if other - step >= step else other
 
 
 @jit
@@ -148,6 +148,7 @@ def adjust(q: Any, r: Any, ki: Any, kf: Any) -> None:
     if mi[NEXT_X] > 0 and r.fv[NOW] >= r.policy_f[READY_S]:
         mi[X], mi[Y] = mi[NEXT_X], mi[NEXT_Y]
         mi[NEXT_X] = mi[NEXT_Y] = 0
+        mi[CHUNKS] = 0  # what is in flight still belongs to the old split
         open_window(r)
     if r.iv[ITERATIONS] - mi[FIRST] >= ki[WINDOW]:
         close_window(r, ki, kf)
