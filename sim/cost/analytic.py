@@ -17,8 +17,8 @@ from sim.cost.shapes import Floats, Ints
 from sim.cost.srm import Srm
 from sim.cost.step import decode_attention_s, prefill_attention_s
 
-# where alpha is sampled: shares of the SMs, tokens of a prompt, decode batches and mean contexts
-SM_SHARES = (0.15, 0.4, 1.0)
+# where alpha is sampled: a share of the SMs, the inflection and all; tokens of a prompt, decode batches, mean contexts
+FEW_SMS = 0.15
 TOKENS = (128, 512, 2048)
 BATCHES = (4, 32, 256)
 CONTEXTS = (256, 1024, 4096)
@@ -30,13 +30,7 @@ def analytic_prices(srm: Srm, p: Prices, sizes: Sequence[int], attention_term: b
     Each phase has one alpha, as in the paper; with `attention_term` its attention has another.
     """
     made = {**_prefill(srm, p, sizes, attention_term), **_decode(srm, p, sizes, attention_term)}
-    as_lists = isinstance(p.dense_eager_s, list)
-    return p._replace(
-        **{
-            name: v.ravel().tolist() if as_lists else np.ascontiguousarray(v.ravel())
-            for name, v in made.items()
-        }
-    )
+    return p._replace(**{name: np.ascontiguousarray(table.ravel()) for name, table in made.items()})
 
 
 def over(values: Floats, at: Sequence[float], points: Any, axis: int) -> Floats:
@@ -62,9 +56,10 @@ def _over_sms(alpha: Floats, sampled: Sequence[int], sizes: Sequence[int]) -> Fl
     return over(alpha, [sizes[i] for i in sampled], sizes, 0)
 
 
-def _sampled(sizes: Sequence[int]) -> list[int]:
-    """The partitions nearest to the sampled shares, by rising SMs."""
-    near = {min(range(len(sizes)), key=lambda i: abs(sizes[i] - share * sizes[0])) for share in SM_SHARES}
+def _sampled(srm: Srm, sizes: Sequence[int]) -> list[int]:
+    """The partitions nearest to where alpha is sampled, by rising SMs."""
+    wanted = (FEW_SMS * sizes[0], srm.inflection, sizes[0])
+    near = {min(range(len(sizes)), key=lambda i: abs(sizes[i] - sms)) for sms in wanted}
     return sorted(near, key=lambda i: sizes[i])
 
 
@@ -92,7 +87,7 @@ def _prefill(srm: Srm, p: Prices, sizes: Sequence[int], split: bool) -> dict[str
     knots_q, knots_h = np.asarray(p.pre_q, np.int64), np.asarray(p.pre_h, np.int64)
     dense = srm.linear_s("tokens", tokens, sms[:, None])
     own = srm.prefill_s(knots_q[:, None], knots_h, sms[:, None, None])
-    samples, sampled = _within(TOKENS, p.max_tokens), _sampled(sizes)
+    samples, sampled = _within(TOKENS, p.max_tokens), _sampled(srm, sizes)
     at = np.ix_(sampled, samples)
     measured = np.array([[prefill_attention_s(p, part, q, 0) for q in samples] for part in sampled])
     form = srm.prefill_s(np.array(samples), np.zeros(len(samples), np.int64), sms[sampled][:, None])
@@ -141,7 +136,7 @@ def _decode_alphas(
     srm: Srm, p: Prices, sizes: Sequence[int], rest: Floats, split: bool
 ) -> tuple[Floats, Floats]:
     """Alpha of the linear layers and of attention: shape (partitions, batches, sampled contexts)."""
-    batches, sampled = _within(BATCHES, p.max_seqs), _sampled(sizes)
+    batches, sampled = _within(BATCHES, p.max_seqs), _sampled(srm, sizes)
     at = np.ix_(sampled, batches)
     measured = np.array(
         [[[decode_attention_s(p, part, b, b * c) for c in CONTEXTS] for b in batches] for part in sampled]

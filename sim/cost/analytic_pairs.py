@@ -42,9 +42,7 @@ def analytic_pairs(srm: Srm, x: Pairs) -> Pairs:
         _calibrated(of_prefill, np.ones_like(form), ran, int(sizes[0])),
         _calibrated(of_decode, form, ran, int(sizes[0])),
     )
-    tables = [np.repeat(one[:, :, None], HS, axis=2).ravel() for one in believed]
-    as_lists = isinstance(x.factor_decode, list)
-    prefill, decode = (table.tolist() if as_lists else table for table in tables)
+    prefill, decode = (np.repeat(one[:, :, None], HS, axis=2).ravel() for one in believed)
     return x._replace(factor_prefill=prefill, factor_decode=decode)
 
 

@@ -17,7 +17,6 @@ from sim.cost.pairs import Pairs
 from sim.cost.prices import Prices
 from sim.cost.srm import make_srm
 from sim.errors import SimctlError
-from sim.jit import COMPILED
 
 TIME_TABLES = ("dense_graph_s", "dense_eager_s", "head_s", "dec_a", "dec_b", "pre_s")
 TERMS = ("wave_term", "attention_term")
@@ -40,7 +39,7 @@ def believe(
     own. `{noisy: {sigma, bias}}`: the truth, each table and SM set times one log-normal factor. Raises SimctlError for
     anything else.
     """
-    plain = p._replace(noise=np.ones(1) if COMPILED else [1.0])
+    plain = p._replace(noise=np.ones(1))
     if estimator == "oracle":
         return plain, x
     if estimator == "analytic":
@@ -75,6 +74,5 @@ def _noisy(p: Prices, sigma: float, bias: float, seed: int) -> Prices:
     for name in TIME_TABLES:
         parts = np.asarray(getattr(p, name), np.float64).reshape(p.partitions, -1)
         factors = np.exp(rng.normal(bias, sigma, (p.partitions, 1)))
-        table = (parts * factors).ravel()
-        changed[name] = table if COMPILED else table.tolist()
+        changed[name] = (parts * factors).ravel()
     return p._replace(**changed)

@@ -103,6 +103,12 @@ class BulletPolicy(CompiledPolicy):
         "watermark": Knob(
             0.01, "share of the blocks kept free at admission", "vLLM v0's", minimum=0, maximum=1
         ),
+        "decode_stream": Knob(
+            "high",
+            "priority of decode's stream on shared SMs, where the profile has measured it",
+            "BulletServe 47c77da: -1 for decode",
+            choices=("normal", "high"),
+        ),
         "ttft_ms_per_token": Knob(
             0.0, "TTFT limit a prompt token; 0: the experiment's, else 3", f"{PAPER} Table 4", minimum=0
         ),
@@ -112,6 +118,11 @@ class BulletPolicy(CompiledPolicy):
         "handoff_us": Knob(210.0, "from prefill's to decode's process", f"{PAPER} Table 5", minimum=0),
     }
     advance = advance
+
+    @property
+    def decode_priority(self) -> str:
+        """Priority of decode's stream, which the contention surface goes by."""
+        return str(self["decode_stream"])
 
     def max_tokens(self, deployment: Deployment) -> int:
         """The longest pass."""

@@ -40,6 +40,7 @@ from sim.policies.bullet_queue import next_batch_of_prompts
 from sim.policies.bullet_split import balanced, least_decode
 from sim.policies.bullet_state import (
     ALONE,
+    ASKED,
     BALANCED,
     BATCH,
     BLOCKED,
@@ -281,6 +282,8 @@ def plan(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, kf: Any) -> None:
     beside, why = has_prefill(r, a) and r.policy_i[BATCH] > 0, ALONE
     if beside:
         why = KEPT
+        # prefill predicts at each of its boundaries, also where decode's launch in flight leaves it no choice
+        r.policy_i[ASKED] += ki[PARTITION] if prefills and not decodes else 0
         if decodes and hands_over(q, r, a, b, y, ki):
             why = HANDED_OVER
         elif (decodes or (fresh and prefills)) and ki[PARTITION] + ki[SCHEDULER] > 0:

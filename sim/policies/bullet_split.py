@@ -4,14 +4,16 @@ Two questions. *Least decode*: the smallest decode set whose step takes no longe
 ReducePrefillSM come to it from either side. *Balanced* (SetBalancedSM): the split at which TTFT and TPOT stand in the
 same ratio to their limits, that is, with the least larger ratio.
 
-The closed form prices three splits: the smallest decode set, the one at the bandwidth inflection, the largest. A price
-holds the batch's linear layers and attention, each with the waves that it leaves unfilled on that set; of these one
-part is bound by what the SMs can do or draw, and falls as 1 / D, and the other, attention and weights beyond the
-inflection, launches, unfilled waves, does not. So t(D) = fixed + work / D between two of the three, and the batch's own
-shares of attention and wave loss are in `fixed` and `work` of its two prices:
+The closed form prices the smallest or largest decode set and the one at the bandwidth inflection. A price holds the
+batch's linear layers and attention, each with the waves that it leaves unfilled on that set. Of these one part is bound
+by what the SMs can do or draw, and falls as 1 / D; the other, attention and weights beyond the inflection, launches,
+unfilled waves, does not. So t(D) = fixed + work / D on either side of the inflection, and the batch's own shares of
+attention and of wave loss stand in `fixed` and `work`, which two prices a, b give:
 work = (t_a - t_b) / (1 / D_a - 1 / D_b), fixed = t_b - work / D_b.
-Least decode: D = work / (allowed - fixed). Balanced: with the prefill's fixed' + work' / (N - D) both ratios are equal
-where a quadratic in D is zero. The first is rounded up to a set that exists, the second to the nearest.
+Least decode: D = work / (allowed - fixed), rounded up to a set that exists. Where more than one set lies between a and
+b, the price of that answer replaces one of them, and the law is solved again: a price or two more, not one for every
+set. Balanced: with the prefill's fixed' + work' / (N - D) the ratios are equal where a quadratic in D is zero; the
+nearest set.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from sim.engine.layout import NOW
 from sim.jit import jit
 from sim.policies.bullet_prices import decode_part, decode_s, prefill_part, prefill_s
 from sim.policies.bullet_state import (
+    ASKED,
     BATCH,
     CLOSED_FORM,
     CONTEXT_SUM,
@@ -78,25 +81,38 @@ def least_decode(r: Any, b: Any, y: Any, ki: Any, allowed: float) -> int:
 
 @jit
 def _least_directly(r: Any, b: Any, y: Any, ki: Any, allowed: float) -> int:
-    last, knee = ki[SPLITS] - 1, find_knee(r, b, y, ki)
-    t_knee = decode_s(r, b, y, ki, knee)
-    if t_knee > allowed:
-        low, high, t_low, t_high = knee, last, t_knee, decode_s(r, b, y, ki, last)
+    low, high = 0, ki[SPLITS] - 1
+    knee = find_knee(r, b, y, ki)
+    t = decode_s(r, b, y, ki, knee)
+    if t > allowed:
+        low, t_low = knee, t
+        t_high = decode_s(r, b, y, ki, high)
     else:
-        low, high, t_low, t_high = 0, knee, decode_s(r, b, y, ki, 0), t_knee
+        high, t_high = knee, t
+        t_low = decode_s(r, b, y, ki, low)
     if t_low <= allowed or low == high:
         return int(low)
-    if t_high > allowed or t_high >= t_low:
+    if t_high > allowed:
         return int(high)
-    d_low, d_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
-    work = (t_low - t_high) / (1.0 / d_low - 1.0 / d_high)
-    return _at_least(r, ki, low, work / (allowed - (t_high - work / d_high)))
+    while True:
+        d_low, d_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
+        work = (t_low - t_high) / (1.0 / d_low - 1.0 / d_high)
+        s = _at_least(r, ki, low + 1, high, work / (allowed - (t_high - work / d_high)))
+        if high - low <= 2:
+            return s
+        # the law's own answer lies between two sets: one price tells on which side of it the batch stands
+        s = min(max(s, low + 1), high - 1)
+        t = decode_s(r, b, y, ki, s)
+        if t > allowed:
+            low, t_low = s, t
+        else:
+            high, t_high = s, t
 
 
 @jit
-def _at_least(r: Any, ki: Any, s: int, sms: float) -> int:
-    """The first split from s on whose decode set has that many SMs."""
-    while s < ki[SPLITS] - 1 and decode_sms(r, ki, s) < sms:
+def _at_least(r: Any, ki: Any, s: int, last: int, sms: float) -> int:
+    """The first split from s to last whose decode set has that many SMs."""
+    while s < last and decode_sms(r, ki, s) < sms:
         s += 1
     return int(s)
 
@@ -109,7 +125,7 @@ def find_knee(r: Any, b: Any, y: Any, ki: Any) -> int:
     """
     if r.policy_i[KNEE] >= 0:
         return int(r.policy_i[KNEE])
-    batch, context = r.policy_i[BATCH], r.policy_i[CONTEXT_SUM]
+    batch, context, asked = r.policy_i[BATCH], r.policy_i[CONTEXT_SUM], r.policy_i[ASKED]
     r.policy_i[BATCH] = min(PROBE_BATCH, b.max_seqs)
     r.policy_i[CONTEXT_SUM] = PROBE_CONTEXT // PROBE_BATCH * r.policy_i[BATCH]
     last = ki[SPLITS] - 1
@@ -125,6 +141,7 @@ def find_knee(r: Any, b: Any, y: Any, ki: Any) -> int:
     r.policy_i[KNEE] = knee
     r.policy_i[BATCH] = batch
     r.policy_i[CONTEXT_SUM] = context
+    r.policy_i[ASKED] = asked
     return int(knee)
 
 
