@@ -1,52 +1,44 @@
-"""Launches on a real GPU: each lane has buffers, streams on its SM sets, decode graphs and piecewise prompt graphs."""
+"""Launches on a real GPU: each lane has buffers, streams on its SM sets, decode graphs and piecewise prompt graphs.
+
+There is one host thread. A pass with prompts is launched layer by layer from `wait`, between looks at the other lane,
+so that a decode step that ends meanwhile is answered at once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calib.executor.attention import SerialAttention
 from calib.executor.batch import Batch, lay_out
+from calib.executor.buckets import fitting, row_bucket, wanted
 from calib.executor.forward import Forward
 from calib.executor.pages import PagePool
 from calib.executor.work import Work
 from calib.lab import GpuLab
-from sim.cost.launching import captured_tokens, grid_tokens
 from sim.engine.layout import DECODE_LANE
 from sim.errors import CalibrationError
 
-MOST_PARTITIONS = 6  # decode graphs are kept for the partitions used most
-MOST_GRAPHS = 60
-MOST_PIECEWISE = 48
+NOBODY = 1 << 40  # request numbers from here on stand for no request: capturing
 SPIN_S = 20e-6
 
 
-def row_bucket(rows: int) -> int:
-    """Rows of the graphs that a pass with prompts replays: the grid at which the simulator prices it."""
-    return int(grid_tokens(rows))
-
-
-def decode_bucket(batch: int) -> int:
-    """Batch size of the decode graph for `batch` sequences, padded as servers and the simulator do."""
-    return int(captured_tokens(batch))
-
-
 class _Lane:
+    """Buffers, graphs and what is in flight."""
+
     def __init__(self, lab: GpuLab, slot: int, rows: int, sequences: int, pages: int, backend: str) -> None:
         self.forward = Forward(lab.arena, slot, rows, sequences, pages)
         self.attention = SerialAttention(self.forward, backend)
         self.read = lab.torch.zeros(sequences, dtype=lab.torch.int64, pin_memory=True)
-        self.start, self.end = (
-            lab.torch.cuda.Event(enable_timing=True),
-            lab.torch.cuda.Event(enable_timing=True),
-        )
-        self.decode_graphs: dict[tuple[int, int], Any] = {}
+        event = lab.torch.cuda.Event
+        self.start, self.end = event(enable_timing=True), event(enable_timing=True)
+        self.decode_graphs: dict[int, dict[int, Any]] = {}
         self.pieces: dict[tuple[int, int], list[Any]] = {}
+        self.pending: Iterator[None] | None = None
         self.batch: Batch
         self.work: Work
-        self.seen: dict[str, float] = {}
+        self.seen: dict[str, Any] = {}
 
 
 class GpuDevice:
@@ -61,11 +53,10 @@ class GpuDevice:
         held = lab.arena.kv.shape[0] // lab.arena.layers - 1
         if num_blocks > held:
             raise CalibrationError(f"{num_blocks} KV blocks are asked for and {held} fit this GPU's cache")
-        self.lab, self.torch = lab, lab.torch
+        self.lab, self.torch, self._sequences = lab, lab.torch, sequences
         self.pool = PagePool(num_blocks)
-        rows = row_bucket(rows)
         pages = num_blocks + sequences + 1
-        self.lanes = [_Lane(lab, slot, rows, sequences, pages, backend) for slot in range(lanes)]
+        self.lanes = [_Lane(lab, slot, row_bucket(rows), sequences, pages, backend) for slot in range(lanes)]
         self._single = lanes == 1
         self._last_token: dict[int, int] = {}
         self._flying: list[int] = []
@@ -90,26 +81,17 @@ class GpuDevice:
         far = lane == DECODE_LANE and not self._single
         return self.lab.partition(sms, remainder=far).stream("high" if far else "normal")
 
-    def prepare(self, works: Sequence[Work]) -> dict[str, int]:
-        """Capture the graphs that `works` (of a dry run) will use, the most frequent first; returns their counts."""
-        decodes: Counter[tuple[int, int, int]] = Counter()
-        prompts: Counter[tuple[int, int, int]] = Counter()
-        for work in works:
-            if work.chunks:
-                prompts[(work.lane, work.sms, row_bucket(work.rows))] += 1
-            else:
-                decodes[(work.lane, work.sms, decode_bucket(len(work.decodes)))] += 1
-        kept = [
-            sms for sms, _ in Counter(sms for _, sms, _ in decodes.elements()).most_common(MOST_PARTITIONS)
-        ]
-        wanted = [key for key, _ in decodes.most_common() if key[1] in kept][:MOST_GRAPHS]
-        for lane, sms, batch in sorted(wanted, key=lambda key: -key[2]):
-            self._capture_decode(lane, sms, batch)
-        pieces = [key for key, _ in prompts.most_common(MOST_PIECEWISE)]
-        for lane, sms, rows in sorted(pieces, key=lambda key: -key[2]):
-            self._capture_pieces(lane, sms, rows)
+    def prepare(self, works: Sequence[Work]) -> dict[str, Any]:
+        """Capture the graphs that a run like `works` (of a dry run) needs; returns their counts and the time."""
+        began = time.perf_counter()
+        decodes, pieces = wanted(works, self._sequences)
+        for key in decodes:
+            self._capture_decode(*key)
+        for key in pieces:
+            self._capture_pieces(*key)
         self.torch.cuda.synchronize()
-        return {"decode_graphs": len(wanted), "piecewise": len(pieces)}
+        took = round(time.perf_counter() - began, 2)
+        return {"decode_graphs": len(decodes), "piecewise_graphs": len(pieces), "capture_s": took}
 
     def _capture(self, launch: Any) -> Any:
         graph = self.torch.cuda.CUDAGraph()
@@ -119,24 +101,19 @@ class GpuDevice:
         return graph
 
     def _capture_decode(self, lane: int, sms: int, batch: int) -> None:
-        mine = self.lanes[lane]
-        stream = self._stream(lane, sms)
-        work = Work(
-            lane, sms, (0, mine.forward.layers), (), tuple((-1 - i, 1) for i in range(batch)), 0.0, 0.0, True
-        )
+        mine, stream = self.lanes[lane], self._stream(lane, sms)
+        members = tuple((NOBODY + i, 1) for i in range(batch))
+        work = Work(lane, sms, (0, mine.forward.layers), (), members, 0.0, 0.0, True)
         with self.torch.cuda.stream(stream):
             tables = lay_out(work, self.pool, {}, self.lab.model.vocab)
             mine.forward.tables.send(tables)
             mine.attention.plan(tables, batch)
-
-            def launch() -> None:
-                self._decode_pass(mine, batch)
-
-            launch()
+            self._decode_pass(mine, batch)
             stream.synchronize()
-            mine.decode_graphs[(sms, batch)] = self._capture(launch)
-        for i in range(batch):
-            self.pool.release(-1 - i)
+            graph = self._capture(lambda: self._decode_pass(mine, batch))
+            mine.decode_graphs.setdefault(sms, {})[batch] = graph
+        for i, _ in members:
+            self.pool.release(i)
 
     def _decode_pass(self, mine: _Lane, batch: int) -> None:
         forward = mine.forward
@@ -147,9 +124,8 @@ class GpuDevice:
         forward.head(batch)
 
     def _capture_pieces(self, lane: int, sms: int, rows: int) -> None:
-        mine = self.lanes[lane]
-        stream = self._stream(lane, sms)
-        work = Work(lane, sms, (0, 1), ((-1, rows, 0),), (), 0.0, 0.0, False)
+        mine, stream = self.lanes[lane], self._stream(lane, sms)
+        work = Work(lane, sms, (0, 1), ((NOBODY, rows, 0),), (), 0.0, 0.0, False)
         with self.torch.cuda.stream(stream):
             mine.forward.tables.send(lay_out(work, self.pool, {}, self.lab.model.vocab))
             graphs = []
@@ -159,56 +135,68 @@ class GpuDevice:
                     stream.synchronize()
                 graphs.append(self._capture(lambda number=number: mine.forward.piece(number, rows)))
             mine.pieces[(sms, rows)] = graphs
-        self.pool.release(-1)
+        self.pool.release(NOBODY)
 
     def launch(self, work: Work, released: list[int]) -> None:
-        """Plan and launch on the lane's stream; returns while the GPU works."""
+        """Plan, and launch a decode step whole or a pass with prompts up to its first layer."""
         began = self.now()
         for i in released:
             self.pool.release(i)
         mine = self.lanes[work.lane]
         mine.work = work
-        stream = self._stream(work.lane, work.sms)
-        with self.torch.cuda.stream(stream):
-            if work.chunks:
-                planned, kind = self._launch_prompts(mine, work, stream)
-            else:
-                planned, kind = self._launch_decodes(mine, work, stream)
-            if work.whole:
-                count = len(mine.batch.yields)
-                mine.read[:count].copy_(mine.forward.tokens[:count], non_blocking=True)
-            mine.end.record(stream)
-        mine.seen = {"plan_s": planned - began, "launch_s": self.now() - planned, "launch": kind}
+        with self.torch.cuda.stream(self._stream(work.lane, work.sms)):
+            kind = self._plan_prompts(mine, work) if work.chunks else self._plan_decodes(mine, work)
+        mine.seen = {"plan_s": self.now() - began, "launch_s": 0.0, "launch": kind}
+        mine.pending = self._prompt_pass(mine, kind) if work.chunks else self._decode_step(mine, kind)
         self._flying.append(work.lane)
+        self._pump(work.lane)
 
-    def _launch_decodes(self, mine: _Lane, work: Work, stream: Any) -> tuple[float, str]:
+    def _pump(self, lane: int) -> None:
+        """Launch the next part of what the lane has pending."""
+        mine = self.lanes[lane]
+        if mine.pending is None:
+            return
+        began = self.now()
+        with self.torch.cuda.stream(self._stream(lane, mine.work.sms)):
+            try:
+                next(mine.pending)
+            except StopIteration:
+                mine.pending = None
+        mine.seen["launch_s"] += self.now() - began
+
+    def _plan_decodes(self, mine: _Lane, work: Work) -> str:
         batch = len(work.decodes)
-        size = decode_bucket(batch)
-        graph = mine.decode_graphs.get((work.sms, size))
-        size = size if graph is not None else batch
-        mine.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, size)
+        size = fitting(list(mine.decode_graphs.get(work.sms, ())), batch)
+        mine.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, size or batch)
         mine.forward.tables.send(mine.batch)
-        mine.attention.plan(mine.batch, size if graph is not None else 0)
-        planned = self.now()
-        mine.start.record(stream)
-        if graph is not None:
-            graph.replay()
-            return planned, "graph"
-        self._decode_pass(mine, batch)
-        return planned, "eager"
+        mine.attention.plan(mine.batch, size or 0)
+        return "eager" if size is None else "graph"
 
-    def _launch_prompts(self, mine: _Lane, work: Work, stream: Any) -> tuple[float, str]:
-        forward, rows = mine.forward, row_bucket(work.rows)
-        graphs = mine.pieces.get((work.sms, rows))
-        rows = rows if graphs is not None else work.rows
-        first, last = work.layers
-        if first == 0:
-            mine.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, rows)
-            forward.tables.send(mine.batch)
-            mine.attention.plan(mine.batch)
-        rows = mine.batch.rows
-        planned = self.now()
+    def _decode_step(self, mine: _Lane, kind: str) -> Iterator[None]:
+        stream = self.torch.cuda.current_stream()
         mine.start.record(stream)
+        if kind == "graph":
+            mine.decode_graphs[mine.work.sms][mine.batch.rows].replay()
+        else:
+            self._decode_pass(mine, mine.batch.rows)
+        self._finish_launch(mine, stream)
+        yield
+
+    def _plan_prompts(self, mine: _Lane, work: Work) -> str:
+        if work.layers[0] == 0:
+            rows = row_bucket(work.rows)
+            size = rows if (work.sms, rows) in mine.pieces else work.rows
+            mine.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, size)
+            mine.forward.tables.send(mine.batch)
+            mine.attention.plan(mine.batch)
+        return "piecewise" if (work.sms, mine.batch.rows) in mine.pieces else "eager"
+
+    def _prompt_pass(self, mine: _Lane, kind: str) -> Iterator[None]:
+        """One layer at a time; the lane's stream is current whenever this goes on."""
+        forward, rows = mine.forward, mine.batch.rows
+        graphs = mine.pieces[(mine.work.sms, rows)] if kind == "piecewise" else None
+        first, last = mine.work.layers
+        stream = self.torch.cuda.current_stream()
 
         def piece(number: int) -> None:
             if graphs is not None:
@@ -216,28 +204,40 @@ class GpuDevice:
             else:
                 forward.piece(number, rows)
 
+        mine.start.record(stream)
         if first == 0:
             piece(0)
         for layer in range(first, last):
             mine.attention.run(layer, forward.q(rows), forward.attention[:rows])
             piece(layer + 1)
-        if work.whole:
+            yield
+        if mine.work.whole:
             forward.head(len(mine.batch.yields))
-        return planned, "piecewise" if graphs is not None else "eager"
+        self._finish_launch(mine, stream)
+
+    def _finish_launch(self, mine: _Lane, stream: Any) -> None:
+        if mine.work.whole:
+            count = len(mine.batch.yields)
+            mine.read[:count].copy_(mine.forward.tokens[:count], non_blocking=True)
+        mine.end.record(stream)
 
     def wait(self, until_s: float) -> list[tuple[int, float]]:
-        """Poll the lanes' end events until one is reached, or until `until_s`."""
+        """Launch what is pending and poll the lanes' ends until one is reached, or until `until_s`."""
         while True:
-            ended = [lane for lane in self._flying if self.lanes[lane].end.query()]
+            launched = [lane for lane in self._flying if self.lanes[lane].pending is None]
+            ended = [lane for lane in launched if self.lanes[lane].end.query()]
             if ended:
                 return [(lane, self._finish(lane)) for lane in ended]
             now = self.now()
             if now >= until_s:
                 return []
-            if until_s - now > 1e-3 and not self._flying:
+            pending = [lane for lane in self._flying if self.lanes[lane].pending is not None]
+            if pending:
+                self._pump(pending[0])
+            elif self._flying:
+                time.sleep(SPIN_S)
+            elif until_s - now > 1e-3:
                 time.sleep(min(until_s - now - 5e-4, 0.01))
-            else:
-                time.sleep(SPIN_S if self._flying else 0.0)
 
     def _finish(self, lane: int) -> float:
         """Read the tokens of a finished launch; its end is when the host has them."""
@@ -248,11 +248,8 @@ class GpuDevice:
             for i, token in zip(mine.batch.yields, mine.read.tolist(), strict=False):
                 self._last_token[i] = token
         end = self.now()
-        mine.seen |= {
-            "gpu_s": mine.start.elapsed_time(mine.end) / 1e3,
-            "read_s": end - seen,
-            "rows": mine.batch.rows,
-        }
+        gpu_s = mine.start.elapsed_time(mine.end) / 1e3
+        mine.seen |= {"gpu_s": gpu_s, "read_s": end - seen, "rows": mine.batch.rows}
         return end
 
     def measured(self, lane: int) -> dict[str, Any]:
