@@ -184,11 +184,14 @@ class DuetServePolicy(CompiledPolicy):
 
     def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
         """Every split; a mixed pass has all SMs."""
-        return [(deployment.sms - size, size) for size in decode_sizes(deployment, int(self["splits"]))]
+        return [
+            (deployment.sms - size, size)
+            for size in decode_sizes(deployment, int(self["splits"]), self.label)
+        ]
 
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
         """Limits, the splits' price partitions, and tau."""
-        decode = decode_sizes(deployment, int(self["splits"]))
+        decode = decode_sizes(deployment, int(self["splits"]), self.label)
         tau = target_s(self["tbt_ms"], deployment, ("itl_s", "tpot_s"), 0.1)
         return [
             int(self["token_budget"]),

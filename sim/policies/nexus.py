@@ -220,7 +220,7 @@ class NexusPolicy(CompiledPolicy):
 
     def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
         """Any two sets of the splits meet while a change is under way, and either meets all SMs after an expansion."""
-        total, decode = deployment.sms, decode_sizes(deployment, int(self["splits"]))
+        total, decode = deployment.sms, decode_sizes(deployment, int(self["splits"]), self.label)
         wide = [total] if self["expand_when_idle"] else []
         prefill = [*(total - size for size in decode), *wide]
         pairs = [(p, d) for p in prefill for d in [*decode, *wide]]
@@ -228,7 +228,7 @@ class NexusPolicy(CompiledPolicy):
 
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
         """Limits and the splits' price partitions; slacks, hysteresis in SMs, and the weights of the queue's order."""
-        decode = decode_sizes(deployment, int(self["splits"]))
+        decode = decode_sizes(deployment, int(self["splits"]), self.label)
         shortest = self["prefill_order"] == "spf"
         return [
             int(self["token_budget"]),

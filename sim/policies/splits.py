@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.engine.deployment import Deployment
+from sim.errors import SimctlError
 
 
-def decode_sizes(deployment: Deployment, most: int) -> list[int]:
-    """SMs that decode can have, ascending: at most `most` of the sizes that the mechanism makes, spread evenly."""
+def decode_sizes(deployment: Deployment, most: int, policy: str) -> list[int]:
+    """SMs that decode can have, ascending: at most `most` of the sizes that the mechanism makes, spread evenly.
+
+    For a policy that moves SMs from launch to launch: raises SimctlError where a set has to be prepared first.
+    """
+    mechanism = deployment.mechanism
+    if mechanism.prepare_s > 0:
+        raise SimctlError(
+            f"policy '{policy}' moves SMs from launch to launch, but a new set takes {mechanism.prepare_s:g} s under "
+            f"mechanism '{mechanism.name}'; use green or libsmctrl"
+        )
     sizes = deployment.mechanism.sizes(deployment.sms, deployment.compute_capability)
     if len(sizes) <= most:
         return sizes

@@ -19,8 +19,9 @@ from workloads import workload, workloads
 
 from sim.cost.step import decode_attention_s, dense_s, head_s
 from sim.engine import RunRecords, simulate
-from sim.engine.deployment import GREEN, LIBSMCTRL, Deployment
+from sim.engine.deployment import GREEN, LIBSMCTRL, MPS, Deployment
 from sim.engine.layout import N_PARTIAL, WAIT_HEAD
+from sim.errors import SimctlError
 from sim.policies import list_policies, make_policy
 from sim.policies.nexus import (
     DECODE_FIRST,
@@ -41,13 +42,21 @@ H200 = Deployment(10_000, 16, 4096, "h200-sxm", sms=132, layers=32)
 
 
 def test_splits_follow_the_mechanism() -> None:
-    assert decode_sizes(H200, 16) == list(range(8, 129, 8))
-    assert decode_sizes(H200, 4) == [8, 48, 88, 128]
+    assert decode_sizes(H200, 16, "x") == list(range(8, 129, 8))
+    assert decode_sizes(H200, 4, "x") == [8, 48, 88, 128]
     a100 = replace(H200, sms=108, compute_capability=8.0)
-    assert decode_sizes(a100, 99) == list(range(4, 108, 2))
-    few = decode_sizes(replace(a100, mechanism=LIBSMCTRL), 16)
+    assert decode_sizes(a100, 99, "x") == list(range(4, 108, 2))
+    few = decode_sizes(replace(a100, mechanism=LIBSMCTRL), 16, "x")
     assert (len(few), few[0], few[-1]) == (16, 2, 106)
-    assert decode_sizes(H200, 1) == [8]
+    assert decode_sizes(H200, 1, "x") == [8]
+
+
+@pytest.mark.parametrize("name", ["nexus", "duetserve"])
+def test_sets_that_must_be_prepared_are_refused(name: str) -> None:
+    with pytest.raises(
+        SimctlError, match=f"policy '{name}' moves SMs .* takes 5 s under mechanism 'mps'; use green"
+    ):
+        make_policy(name).sm_sets(replace(H200, mechanism=MPS))
 
 
 @pytest.mark.parametrize("full", [False, True])
