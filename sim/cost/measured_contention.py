@@ -230,7 +230,13 @@ class MeasuredContention:
         return first, second
 
     def slowdowns(
-        self, a: Loads, b: Loads, split: tuple[int, int], overlap: int, model: str
+        self,
+        a: Loads,
+        b: Loads,
+        split: tuple[int, int],
+        overlap: int,
+        model: str,
+        priority: str = "normal",
     ) -> tuple[Floats, Floats]:
         """Factors of every a beside every b, whichever is the prefill; two launches of one kind, which were not
         measured, get the analytic guess."""
@@ -239,9 +245,12 @@ class MeasuredContention:
             rows, columns = np.flatnonzero(a.prefill == first), np.flatnonzero(b.prefill != first)
             at = np.ix_(rows, columns)
             if first:
-                of_a[at], of_b[at] = self.factors(a.take(rows), b.take(columns), split, overlap, model)
+                of_a[at], of_b[at] = self.factors(
+                    a.take(rows), b.take(columns), split, overlap, model, priority
+                )
             else:
-                found = self.factors(b.take(columns), a.take(rows), (split[1], split[0]), overlap, model)
+                other = split[1], split[0]
+                found = self.factors(b.take(columns), a.take(rows), other, overlap, model, priority)
                 of_b[at], of_a[at] = found[0].T, found[1].T
         return of_a, of_b
 

@@ -76,8 +76,8 @@ def _nearest(knots: Any, positions: Any) -> Any:
 
 
 @lru_cache(maxsize=512)  # a policy that moves both sets freely asks for every pair of them
-def _surface(key: tuple[str, int, int, int], cost: _Held) -> tuple[Any, Any]:
-    _, prefill_sms, decode_sms, overlap = key
+def _surface(key: tuple[str, int, int, int, str], cost: _Held) -> tuple[Any, Any]:
+    _, prefill_sms, decode_sms, overlap, priority = key
     model: CostModel = cost.cost
     prefills = [Launch(chunks=((int(q), int(h)),)) for q in Q_KNOTS for h in H_KNOTS]
     decodes = [
@@ -85,7 +85,10 @@ def _surface(key: tuple[str, int, int, int], cost: _Held) -> tuple[Any, Any]:
         for b in B_KNOTS
         for c in C_KNOTS
     ]
-    return model.slowdowns(prefills, decodes, (prefill_sms, decode_sms), overlap)
+    split = (prefill_sms, decode_sms)
+    if priority == "normal":
+        return model.slowdowns(prefills, decodes, split, overlap)
+    return model.slowdowns(prefills, decodes, split, overlap, priority=priority)
 
 
 class _Held:
@@ -102,12 +105,18 @@ class _Held:
 
 
 def compile_pairs(
-    cost: CostModel, partitions: Sequence[int], pairs: Sequence[tuple[int, int]], *, contention: bool = True
+    cost: CostModel,
+    partitions: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    *,
+    contention: bool = True,
+    priority: str = "normal",
 ) -> Pairs:
     """Tables for `pairs` of (prefill SMs, decode SMs); both must stand in (whole GPU, *partitions).
 
     Prefill takes SMs from the bottom, decode from the top: they overlap where the sum exceeds the GPU.
-    Without `contention` all factors of disjoint sets are 1 (a belief that some policies hold).
+    Without `contention` all factors of disjoint sets are 1 (a belief that some policies hold). `priority` of decode's
+    stream, normal or high, matters where SMs are shared.
     """
     total = cost.gpu.sms
     sizes = [total, *partitions]
@@ -118,7 +127,7 @@ def compile_pairs(
         config[sizes.index(p) * len(sizes) + sizes.index(d)] = number
         overlap = max(0, p + d - total)
         if contention or overlap:
-            a, b = _surface((cost.profile_hash, p, d, overlap), held)
+            a, b = _surface((cost.profile_hash, p, d, overlap, priority), held)
         else:
             a = b = np.ones((len(Q_KNOTS) * len(H_KNOTS), len(B_KNOTS) * len(C_KNOTS)))
         prefill.append(np.ravel(a))

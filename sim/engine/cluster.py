@@ -37,6 +37,7 @@ def open_cluster(
     bursts: bool = True,
     estimator: Any = "analytic",
     mechanism: str = "green",
+    contention: bool = True,
     targets: tuple[Target, ...] | None = None,
     compiled: bool | None = None,
     pools: Sequence[Pool] | None = None,
@@ -48,7 +49,7 @@ def open_cluster(
         end_s = min(end_s, float(workload.arrival_s[-1]))
     if compiled is None:
         compiled = forced()
-    settings = Settings(seed, jitter, bursts, record_steps, warmup_s, end_s, estimator, compiled)
+    settings = Settings(seed, jitter, bursts, record_steps, warmup_s, end_s, estimator, contention, compiled)
     memory: dict[str, Any] = {
         "gpu_memory_utilization": gpu_memory_utilization,
         "num_gpu_blocks": num_gpu_blocks,
@@ -76,7 +77,8 @@ def simulate(workload: Workload, policy: Any, cost: CostModel, **options: Any) -
     `policy`: a built-in (`sim.policies.make_policy`) or any object with `plan(view)`. Memory settings given
     here win over the policy's own defaults. `horizon_s`: stop there; without `drain` the run stops at the
     last arrival. `bursts=False` steps one iteration at a time, `compiled` runs machine code (None: as LANESIM_JIT
-    says): slower and faster, the same bytes. `targets`: what each SLO
+    says): slower and faster, the same bytes. Without `contention` lanes on SMs of their own cost each other
+    nothing. `targets`: what each SLO
     class of the workload asks, for policies that look at it. `pools` and `link` are for policies that split prefill
     from decode, by default one replica each of `cost` and the link that the GPU table names; `replicas` and `router`
     are for the others.

@@ -234,12 +234,26 @@ def _move_to(r: Any, t: float) -> None:
     for lane in range(2):
         if not lane_idle(r, lane):
             f = LANES_F + lane * LANE_FLOATS
-            sms = r.policy_sms[iv[LANES + lane * LANE_INTEGERS + LANE_PART]]
-            fv[f + LANE_HELD] += seconds * sms * covered / held
+            if held <= iv[SMS]:
+                sms = float(r.policy_sms[iv[LANES + lane * LANE_INTEGERS + LANE_PART]])
+            else:
+                sms = _sms_got(r, lane)
+            fv[f + LANE_HELD] += seconds * sms
             if busy == 2:
                 fv[f + LANE_BESIDE] += seconds
                 fv[f + LANE_CLASHED] += seconds * fv[f + LANE_CLASH]
                 fv[f + LANE_LENT] += seconds * fv[f + LANE_LENDS]
+
+
+@jit
+def _sms_got(r: Any, lane: int) -> float:
+    """SMs of a lane whose set overlaps with the other's: as the two get on with their work, but all of its own."""
+    mine, other = LANES + lane * LANE_INTEGERS, LANES + (1 - lane) * LANE_INTEGERS
+    sms, beside = r.policy_sms[r.iv[mine + LANE_PART]], r.policy_sms[r.iv[other + LANE_PART]]
+    weight = sms / r.fv[LANES_F + lane * LANE_FLOATS + LANE_FACTOR]
+    against = beside / r.fv[LANES_F + (1 - lane) * LANE_FLOATS + LANE_FACTOR]
+    got = r.iv[SMS] * weight / (weight + against)
+    return float(min(max(got, float(r.iv[SMS] - beside)), float(sms)))
 
 
 @jit

@@ -3,18 +3,19 @@
 While nothing is in flight the GPU is *empty*; while something is, SMs of no busy lane are an *idle lane*. What a launch
 holds, its SMs times its seconds, is split in this order:
 
-- *contention*: seconds that it takes longer because of its neighbour, as the slowdown surface has it;
 - *switch*: moving the lane to another SM set;
 - *host*: seconds beyond the GPU's own, when the host or an unhidden gap is what takes time (jitter included);
 - *active*: SM-seconds with a resident warp, as the price tables have them. Parts of it, which are not added again:
   *attention*, decode attention in a launch of decodes alone, bound by memory at an intensity of a few FLOP a byte, so
   that its SMs cannot use their tensor cores; *lockstep*, the same in a launch that carries prompts as well, where
   compute-bound work is at hand and waits for it;
+- *contention*: seconds that it takes longer because of its neighbour, as the slowdown surface has it. Where the sets
+  overlap, only what is left of them: an SM on which the neighbour works is not lost;
 - *tail*: the rest. SMs without a warp while a kernel runs or starts: last waves and gaps between kernels.
 - *lent*: of the tails of prefill, what decode works in (`LEND`). Out of the tail, and SM activity as well: the
   borrower's own SMs are active for so much less.
 
-Two lanes on common SMs hold them in proportion to the sizes of their sets.
+Two lanes whose sets overlap hold the common SMs in proportion to what they get done, SMs over slowdown.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ def split_launch(
     `sm_s`: with a resident warp, of which `attention` in decode attention; `lent` to the neighbour, `borrowed` from it.
     """
     launch = r.fv
-    contention = min(held, contention)
-    rest = held - contention
-    switch = min(rest, switch)
-    rest -= switch
+    switch = min(held, switch)
+    rest = held - switch
     host = min(rest, host)
     rest -= host
     active = min(rest, max(0.0, sm_s - borrowed))
     rest -= active
+    contention = min(rest, contention)
+    rest -= contention
     lent = min(rest, lent)
     attention = min(attention, active)
     at = LAUNCH_SM - SM_S

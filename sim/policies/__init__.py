@@ -17,11 +17,14 @@ BUILT_IN = {
     "vllm": "sim.policies.vllm:VllmPolicy",
     "sarathi": "sim.policies.sarathi:SarathiPolicy",
     "sglang": "sim.policies.sglang:SglangPolicy",
+    "streams": "sim.policies.streams:StreamsPolicy",
     "static-split": "sim.policies.static_split:StaticSplitPolicy",
     "bullet": "sim.policies.bullet:BulletPolicy",
     "nexus": "sim.policies.nexus:NexusPolicy",
     "duetserve": "sim.policies.duetserve:DuetServePolicy",
     "semi-pd": "sim.policies.semi_pd:SemiPdPolicy",
+    "distserve": "sim.policies.distserve:DistServePolicy",
+    "splitwise": "sim.policies.splitwise:SplitwisePolicy",
     "slo-admission": "sim.policies.slo_admission:SloAdmission",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named

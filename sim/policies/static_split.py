@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sim.engine.deployment import Deployment
 from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import D_LAUNCH, D_PART, FREE, IN_CHUNKS, N_PREEMPT, P_LAYERS, P_PART
 from sim.errors import SimctlError
 from sim.jit import jit
-from sim.policies.base import CompiledPolicy, Knob
+from sim.policies.base import Knob
 from sim.policies.two_lanes import (
+    WholePrompts,
     admit_prompts,
     clear_lanes,
     decodable,
@@ -28,7 +26,6 @@ from sim.policies.two_lanes import (
     may_decode,
     may_prefill,
 )
-from sim.workload.workload import Workload
 
 TOKENS, SEQS, SPARE, GROUP, EXPAND, PREFILL_PART, DECODE_PART = 0, 1, 2, 3, 4, 5, 6
 
@@ -61,52 +58,53 @@ def advance(q: Any, r: Any, a: Any, p: Any, x: Any, b: Any, y: Any, ki: Any, kf:
             return
 
 
-class StaticSplitPolicy(CompiledPolicy):
+class StaticSplitPolicy(WholePrompts):
     """Fixed SM shares for prefill and decode."""
 
     name = "static-split"
     source = "MuxServe, arXiv:2404.02015; Bullet's static arms, arXiv:2504.19516 Fig. 22"
     mirrors = "no engine: a reference point"
-    lanes = 2
     knobs = {  # noqa: RUF012
         "prefill_sms": Knob(
             None, "SMs of prefill; default by prefill_share", "a choice of the experiment", minimum=1
         ),
-        "decode_sms": Knob(None, "SMs of decode; default: the rest", "a choice of the experiment", minimum=1),
+        "decode_sms": Knob(
+            None, "SMs of decode; default by decode_share", "a choice of the experiment", minimum=1
+        ),
         "prefill_share": Knob(
-            0.5, "share of the SMs for prefill", "50:50 as the survey articles call it", minimum=0
+            0.5, "share of the SMs for prefill", "50:50 as the survey articles call it", minimum=0, maximum=1
+        ),
+        "decode_share": Knob(
+            0.0, "share of the SMs for decode, may overlap; 0: the rest", "choice", minimum=0, maximum=1
         ),
         "expand_when_idle": Knob(
             False, "a phase alone takes all SMs from its next launch", "choice; off = strictly static"
         ),
         "layer_step": Knob(0, "layers per prefill launch; 0: all at once", "choice", minimum=0),
-        "max_prefill_tokens": Knob(
-            8192, "prompt tokens of a prefill batch", "choice; sglang's chunk", minimum=1
-        ),
-        "max_num_seqs": Knob(256, "most running requests", "choice; vLLM's default", minimum=1),
-        "watermark": Knob(
-            0.01, "share of the blocks kept free at admission", "vLLM v0's watermark", minimum=0
-        ),
+        **WholePrompts.admission,
     }
     advance = advance
 
-    def max_tokens(self, deployment: Deployment) -> int:
-        """A batch, or one prompt that is longer."""
-        return max(int(self["max_prefill_tokens"]), deployment.max_context)
-
     def split(self, deployment: Deployment) -> tuple[int, int]:
-        """SMs of prefill and of decode."""
+        """SMs of prefill and of decode. Raises SimctlError for sets that the mechanism cannot make."""
         total = deployment.sms
         sizes = deployment.mechanism.sizes(total, deployment.compute_capability)
-        prefill = self["prefill_sms"]
-        if prefill is None and self["decode_sms"] is not None:
-            prefill = total - int(self["decode_sms"])
+        prefill, decode = self["prefill_sms"], self["decode_sms"]
+        if decode is None and self["decode_share"] > 0:
+            decode = _nearest(self["decode_share"], sizes, total)
         if prefill is None:
-            prefill = min(sizes, key=lambda size: (abs(size - self["prefill_share"] * total), size))
-        decode = self["decode_sms"] if self["decode_sms"] is not None else total - int(prefill)
+            rest = self["decode_sms"] is not None
+            prefill = total - int(decode) if rest else _nearest(self["prefill_share"], sizes, total)
+        if decode is None:
+            decode = total - int(prefill)
         for side, sms in (("prefill_sms", int(prefill)), ("decode_sms", int(decode))):
-            legal = sms == total or sms in sizes or total - sms in sizes
-            if not legal:
+            if sms <= 0:
+                other = "decode" if side == "prefill_sms" else "prefill"
+                raise SimctlError(
+                    f"policy '{self.label}': {other} takes all {total} SMs and leaves none; give {side} as well, "
+                    "and the sets overlap"
+                )
+            if not (sms == total or sms in sizes or total - sms in sizes):
                 near = min([*sizes, total], key=lambda size: abs(size - sms))
                 raise SimctlError(
                     f"policy '{self.label}': {side} = {sms} is no set that '{deployment.mechanism.name}' can make on "
@@ -124,17 +122,10 @@ class StaticSplitPolicy(CompiledPolicy):
         """Limits, layer group, expansion, and the two price partitions."""
         sizes = self.price_partitions(deployment)
         p, d = self.split(deployment)
-        return [
-            int(self["max_prefill_tokens"]),
-            self.max_seqs(deployment),
-            int(self["watermark"] * deployment.num_blocks),
-            int(self["layer_step"]),
-            int(self["expand_when_idle"]),
-            sizes.index(p),
-            sizes.index(d),
-        ], []
+        group, expand = int(self["layer_step"]), int(self["expand_when_idle"])
+        return [*self.limits(deployment), group, expand, sizes.index(p), sizes.index(d)], []
 
-    def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
-        """The watermark comes on top at admission."""
-        spare = int(self["watermark"] * deployment.num_blocks)
-        return super().required_blocks(workload, deployment) + spare
+
+def _nearest(share: float, sizes: list[int], total: int) -> int:
+    """The set of the mechanism that is nearest to a share of the SMs; the smaller of two."""
+    return min([*sizes, total], key=lambda size: (abs(size - share * total), size))

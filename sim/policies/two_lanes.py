@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sim.engine.cohort import blocks_now, decode_need, needs_block
+from sim.engine.deployment import Deployment
 from sim.engine.lanes import lane_idle
 from sim.engine.layout import (
     BLOCK,
     COHORT,
-    D_DELAY_NS,
-    D_LAUNCH,
-    D_PART,
-    D_STEPS,
     DECODE_LANE,
     FREE,
     IN_CHUNKS,
     LAYERS_DONE,
-    LEND,
     MODEL_LAYERS,
     N_CHUNKS,
     N_READY,
     N_RUN,
-    P_DELAY_NS,
-    P_LAYERS,
-    P_MIXED,
-    P_PART,
-    PARK,
     PREFILL,
     PREFILL_LANE,
-    REASON,
     RUN_TAIL,
     WAIT_HEAD,
 )
-from sim.engine.plans import add_chunk, add_victim, clear_plan
+from sim.engine.plans import add_chunk, add_victim
+from sim.engine.plans import clear_lanes as clear_lanes
 from sim.jit import jit
-
-
-@jit
-def clear_lanes(a: Any) -> None:
-    """An empty plan for two lanes: launch nothing."""
-    clear_plan(a)
-    a.iv[P_LAYERS] = 0
-    a.iv[P_PART] = 0
-    a.iv[P_MIXED] = 0
-    a.iv[D_LAUNCH] = 0
-    a.iv[D_PART] = 0
-    a.iv[D_STEPS] = 1
-    a.iv[LEND] = 0
-    a.iv[PARK] = 0
-    a.iv[REASON] = 0
-    a.iv[P_DELAY_NS] = 0
-    a.iv[D_DELAY_NS] = 0
+from sim.policies.base import CompiledPolicy, Knob
+from sim.workload.workload import Workload
 
 
 @jit
@@ -118,3 +97,33 @@ def may_decode(r: Any) -> bool:
 def has_prefill(r: Any, a: Any) -> bool:
     """Is a prefill batch open or planned?"""
     return bool(r.iv[IN_CHUNKS] > 0 or a.iv[N_CHUNKS] > 0)
+
+
+class WholePrompts(CompiledPolicy):
+    """Base of the two-lane policies that admit whole prompts, first come first served (`admit_prompts`)."""
+
+    lanes = 2
+    admission: ClassVar[dict[str, Knob]] = {
+        "max_prefill_tokens": Knob(
+            8192, "prompt tokens of a prefill batch", "choice; sglang's chunk", minimum=1
+        ),
+        "max_num_seqs": Knob(256, "most running requests", "choice; vLLM's default", minimum=1),
+        "watermark": Knob(
+            0.01, "share of the blocks kept free at admission", "vLLM v0's watermark", minimum=0, maximum=1
+        ),
+    }
+
+    def limits(self, deployment: Deployment) -> list[int]:
+        """What `admit_prompts` takes: tokens of a batch, running requests, blocks kept free."""
+        return [int(self["max_prefill_tokens"]), self.max_seqs(deployment), self._spare(deployment)]
+
+    def _spare(self, deployment: Deployment) -> int:
+        return int(self["watermark"] * deployment.num_blocks)
+
+    def max_tokens(self, deployment: Deployment) -> int:
+        """A batch, or one prompt that is longer."""
+        return max(int(self["max_prefill_tokens"]), deployment.max_context)
+
+    def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
+        """The watermark comes on top at admission."""
+        return super().required_blocks(workload, deployment) + self._spare(deployment)

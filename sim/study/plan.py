@@ -287,6 +287,7 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
     ranked = [name for name, c in (e.slo.classes or {}).items() if c.priority]
     for key, asked, heeds, who in (
         (("mechanism",), e.mechanism != "green", _shares_sms, "shares the SMs"),
+        (("contention",), not e.contention, _shares_sms, "shares the SMs"),
         (("estimator",), e.estimator != "analytic", _predicts, "predicts anything"),
         (("slo", "classes", *ranked[:1], "priority"), ranked, _ranks, "orders requests by priority"),
     ):

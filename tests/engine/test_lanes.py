@@ -178,7 +178,7 @@ def test_host_time_is_counted_as_for_one_lane() -> None:
         assert two[name] == close(one[name]), name
 
 
-def test_sm_seconds_of_overlapping_sets_are_shared_by_their_sizes() -> None:
+def test_sm_seconds_of_overlapping_sets_are_counted_once() -> None:
     cost = lane_cost(lane_tables(TOKEN * TICK, STEP * TICK))
     sms = cost.gpu.sms
     records = run(in_ticks([0, 200], [8, 300], [30, 1]), cost, prefill_sms=sms, decode_sms=sms)
