@@ -257,6 +257,7 @@ class Measure(Section):
     warmup_s: NonNegative = 0.0
     drain: bool = True
     horizon_s: Positive | None = None
+    request_rows: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _order(self) -> Measure:
@@ -283,6 +284,7 @@ class Experiment(Section):
     kernels: Kernels = Kernels()
     estimator: Estimator = "analytic"
     mechanism: Literal["green", "libsmctrl", "mps"] = "green"
+    contention: bool = True
     memory: Memory = Memory()
     pools: Pools | None = None
     link: Link | None = None

@@ -41,10 +41,10 @@ def check_conservation(records: RunRecords) -> None:
     status = requests["status"].to_numpy()
     if not np.isin(status, STATUS_NAMES).all():
         raise ConservationError("a request ended in no known state")
-    finished = requests[status == "finished"]
-    if (finished["generated_tokens"] != finished["output_tokens"]).any():
+    finished = status == "finished"
+    if (requests["generated_tokens"] != requests["output_tokens"]).to_numpy()[finished].any():
         raise ConservationError("a finished request has not produced exactly its output tokens")
-    if finished["finish_s"].isna().any() or requests.loc[status != "finished", "finish_s"].notna().any():
+    if (requests["finish_s"].isna().to_numpy() == finished).any():
         raise ConservationError("finish times and states disagree")
     _check_order(records)
     tokens = int(requests["generated_tokens"].sum())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,7 +80,7 @@ def verdicts(requests: pd.DataFrame, values: pd.DataFrame, slo: Slo) -> dict[str
     met: dict[str, Bools] = {}
 
     def limit(metric: str, value: Floats, key: str, pardon: Bools | None = None) -> None:
-        bound = _limit_per_request(requests["slo_class"], slo, key)
+        bound = _limits(requests["slo_class"], slo, key)
         if np.all(np.isinf(bound)):
             return
         ok = value <= bound  # NaN compares false
@@ -97,24 +98,27 @@ def verdicts(requests: pd.DataFrame, values: pd.DataFrame, slo: Slo) -> dict[str
     return met
 
 
-def _limit_per_request(slo_class: pd.Series[str], slo: Slo, key: str) -> Floats:
+def _limits(slo_class: pd.Series[str], slo: Slo, key: str) -> Floats:
+    """A limit for each request, or one for all where no class has its own; infinite for none."""
     default = getattr(slo, key)
     bounds = {name: getattr(of_class, key) for name, of_class in slo.classes.items()}
-    bound = [bounds.get(name, default) for name in pd.unique(slo_class)]
-    table = {n: np.inf if b is None else float(b) for n, b in zip(pd.unique(slo_class), bound, strict=True)}
-    return slo_class.map(table).to_numpy(np.float64)
+    if not bounds:
+        return np.array([np.inf if default is None else float(default)])
+    codes, names = pd.factorize(slo_class)
+    given = [bounds.get(name, default) for name in names]
+    return np.array([np.inf if bound is None else float(bound) for bound in given])[codes]
 
 
-def weighted_percentiles(values: Floats, counts: NDArray[np.int64], q: tuple[float, ...]) -> list[float]:
+def weighted_percentiles(values: Floats, counts: NDArray[np.integer[Any]], q: tuple[float, ...]) -> list[float]:
     """Percentiles of the sample that holds `values[i]` `counts[i]` times; NaN for an empty one.
 
     The same numbers as `numpy.percentile` (method "linear") gives for the expanded sample, which is never made.
     """
-    keep = counts > 0
-    order = np.argsort(values[keep], kind="stable")
-    v = values[keep][order]
-    ends = np.cumsum(counts[keep][order])
-    if len(v) == 0:
+    order = np.argsort(values)
+    v = values[order]
+    ends = np.cumsum(counts[order], dtype=np.int64)
+    del order
+    if len(v) == 0 or ends[-1] == 0:
         return [float("nan")] * len(q)
     at = (ends[-1] - 1) * (np.asarray(q, np.float64) / 100)
     low = np.floor(at).astype(np.int64)
@@ -126,12 +130,13 @@ def weighted_percentiles(values: Floats, counts: NDArray[np.int64], q: tuple[flo
     return [float(x) for x in mixed]
 
 
-def statistics(values: Floats, counts: NDArray[np.int64] | None = None) -> dict[str, float]:
+def statistics(values: Floats, counts: NDArray[np.integer[Any]] | None = None) -> dict[str, float]:
     """Mean, median, population standard deviation, p90, p95 and p99 of the values that are not NaN."""
-    known = ~np.isnan(values)
-    values = values[known]
-    weight = np.ones(len(values), np.int64) if counts is None else counts[known]
-    n = int(weight.sum())
+    unknown = np.isnan(values)
+    if unknown.any():
+        values, counts = values[~unknown], None if counts is None else counts[~unknown]
+    weight = np.ones(len(values), np.int32) if counts is None else counts
+    n = int(weight.sum(dtype=np.int64))
     median, *upper = weighted_percentiles(values, weight, (50, *PERCENTILES))
     mean = float(np.dot(values, weight)) / n if n else float("nan")
     spread = float(np.sqrt(np.dot((values - mean) ** 2, weight) / n)) if n else float("nan")

@@ -22,6 +22,7 @@ from sim.metrics.definitions import (
 )
 from sim.metrics.saturation import detect
 from sim.metrics.utilisation import utilisation
+from sim.metrics.window import gaps_in, requests_in
 
 # each reason shows a request's own arithmetic: a summary lists the commonest
 MOST_REASONS = 20
@@ -60,7 +61,7 @@ def summarise(
     }
     for key in PER_GPU:
         summary[f"{key}_per_gpu"] = None if summary[key] is None else summary[key] / num_gpus
-    requests = _of_window(records)
+    requests = requests_in(records)
     verdict = detect(requests, closed_loop=closed_loop)
     summary |= {
         "saturated": verdict.saturated,
@@ -73,11 +74,6 @@ def summarise(
     }
     row: dict[str, Any] = without_nan(summary)
     return row
-
-
-def _of_window(records: RunRecords) -> Any:
-    start, end = records.window_s
-    return records.requests[records.requests["arrival_s"].between(start, end)]
 
 
 def _counts(records: RunRecords, overlength: int) -> dict[str, Any]:
@@ -107,11 +103,10 @@ def _rates(records: RunRecords, slo: Slo, overlength: int) -> dict[str, Any]:
     requests = records.requests
     finished_in = int(requests["finish_s"].between(start, end, inclusive="right").sum())
     first_in = requests["first_token_s"].between(start, end, inclusive="right")
-    gap_in = (records.itl_end_s > start) & (records.itl_end_s <= end)
-    output = int(first_in.sum() + records.itl_count[gap_in].sum())
+    output = int(first_in.sum() + gaps_in(records)[1].sum(dtype=np.int64))
     prompt = int(requests.loc[first_in, "prompt_tokens"].sum())
     per_s = 1 / duration if duration > 0 else math.nan
-    window = _of_window(records)
+    window = requests_in(records)
     span = window["arrival_s"].max() - window["arrival_s"].min() if len(window) else 0.0
     return {
         "window_start": start,
@@ -150,14 +145,12 @@ def _attainment(window: Any, slo: Slo, per_s: float, overlength: int) -> dict[st
 
 def _latency(records: RunRecords) -> dict[str, Any]:
     """Percentiles in ms; `censored` counts the window's accepted requests whose value the end of the run hid."""
-    start, end = records.window_s
-    requests = _of_window(records)
+    requests = requests_in(records)
     values = latencies(requests)
     out: dict[str, Any] = {}
     for name in ("ttft", "tpot", "e2el"):
         out |= _in_ms(statistics(values[f"{name}_s"].to_numpy()), name)
-    gap_in = (records.itl_end_s > start) & (records.itl_end_s <= end)
-    itl_s, itl_count = records.itl_s[gap_in], records.itl_count[gap_in]
+    itl_s, itl_count = gaps_in(records)
     out |= _in_ms(statistics(itl_s, itl_count), "itl")
     out["max_itl_ms"] = 1e3 * float(itl_s.max()) if len(itl_s) else math.nan
     out |= _in_ms(statistics(values["normalized_s"].to_numpy()), "ntpot")

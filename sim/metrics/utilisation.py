@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from sim.cost.shapes import Launch
 from sim.cost.work import total_work
 from sim.engine.records import RunRecords
+from sim.metrics.window import gaps_in
 
 
 def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[str, Any]:
@@ -100,9 +103,7 @@ def mean_launches(records: RunRecords) -> list[tuple[int, Launch]]:
     eager, graph = int(totals["launches_eager"]), int(totals["launches_graph"])
     if eager + graph == 0:
         return []
-    start, end = records.window_s
-    in_window = (records.itl_end_s > start) & (records.itl_end_s <= end)
-    decoded = int(records.itl_count[in_window].sum())
+    decoded = int(gaps_in(records)[1].sum(dtype=np.int64))
     batch = round(decoded / (eager + graph))
     context = round(totals["decode_kv_tokens"] / (eager + graph))
     launches = []

@@ -61,11 +61,13 @@ def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bo
         record_steps=record_steps,
         estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
         mechanism=e.mechanism,
+        contention=e.contention,
         targets=setting.targets(workload.slo_classes),
         compiled=compiled,
     )
     ready = perf_counter()
     records = cluster.close(cluster.run())
+    del cluster  # its state is as large as the records
     done = perf_counter()
     check_conservation(records)
     flagged = int(records.totals["flagged"])
@@ -96,12 +98,22 @@ def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bo
         "loop_s": done - ready,
     }
     steps = None if records.steps is None else _led_by(run, records.steps)
-    return Outcome(run.index, {"run": run.index, **summary}, request_table(records, slo, run), steps, timing)
+    table = request_table(records, slo, run, e.measure.request_rows)
+    if len(table) < len(records.requests):
+        summary["notes"].append(
+            f"requests.parquet holds {len(table):,} of {len(records.requests):,} requests"
+        )
+    return Outcome(run.index, {"run": run.index, **summary}, table, steps, timing)
 
 
-def request_table(records: RunRecords, slo: Slo, run: Run) -> pd.DataFrame:
-    """A row a request: the records, its latencies in ms, `in_window`, and `good` (met every SLO limit)."""
+def request_table(records: RunRecords, slo: Slo, run: Run, rows: int | None = None) -> pd.DataFrame:
+    """A row a request: the records, its latencies in ms, `in_window`, and `good` (met every SLO limit).
+
+    With `rows`, that many requests, evenly spaced in the workload.
+    """
     requests = records.requests
+    if rows is not None and rows < len(requests):
+        requests = requests.iloc[np.arange(rows) * len(requests) // max(1, rows)].reset_index(drop=True)
     values = latencies(requests)
     start, end = records.window_s
     table = requests.assign(
@@ -125,8 +137,12 @@ def title(run: Run) -> str:
 
 def _led_by(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     rate = np.nan if run.request_rate is None else run.request_rate
-    lead = pd.DataFrame(
-        {"run": run.index, "policy": run.label, "request_rate": float(rate), "seed": run.seed},
-        index=table.index,
-    )
-    return pd.concat([lead, table], axis=1)
+    lead: dict[str, Any] = {
+        "run": run.index,
+        "policy": run.label,
+        "request_rate": float(rate),
+        "seed": run.seed,
+    }
+    for at, (name, value) in enumerate(lead.items()):
+        table.insert(at, name, value)
+    return table

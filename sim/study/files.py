@@ -16,6 +16,7 @@ import yaml
 from sim.metrics.replicates import intervals
 from sim.study.plan import Study
 
+ROWS_AT_A_TIME = 1 << 17
 # mappings whose entries are numbers that one plots: a column each in runs.parquet
 SPREAD = ("stalled_request_pct", "slo_attainment_by_metric", "slo_attainment_by_class", "censored")
 
@@ -56,14 +57,15 @@ def write_summary(folder: Path, study: Study, runs: Sequence[dict[str, Any]]) ->
     runs_table(runs).to_parquet(folder / "runs.parquet", index=False)
 
 
-def write_rows(path: Path, tables: Iterable[pd.DataFrame]) -> None:
-    """Write tables of one schema one after the other as row groups, one in memory at a time."""
+def write_rows(path: Path, parts: Iterable[Path]) -> None:
+    """Join parquet files of one schema one after the other, some rows in memory at a time."""
     writer: pq.ParquetWriter | None = None
     try:
-        for table in tables:
-            rows = pa.Table.from_pandas(table, preserve_index=False)
-            writer = writer or pq.ParquetWriter(path, rows.schema)
-            writer.write_table(rows.cast(writer.schema))
+        for part in parts:
+            with pq.ParquetFile(part) as source:
+                for batch in source.iter_batches(ROWS_AT_A_TIME):
+                    writer = writer or pq.ParquetWriter(path, batch.schema)
+                    writer.write_table(pa.Table.from_batches([batch]).cast(writer.schema))
     finally:
         if writer is not None:
             writer.close()

@@ -130,13 +130,17 @@ class ResultFolder:
         for path in sorted(self.parts.glob("*.json")):
             yield json.loads(path.read_text(encoding="utf-8"))
 
+    def part(self, index: int, kind: str) -> Path:
+        """Where a run's `requests` or `steps` are."""
+        return self.parts / f"{index:06d}.{kind}.parquet"
+
     def table(self, index: int, kind: str) -> pd.DataFrame:
         """A run's `requests` or `steps`."""
-        return pd.read_parquet(self.parts / f"{index:06d}.{kind}.parquet")
+        return pd.read_parquet(self.part(index, kind))
 
     def has(self, index: int, kind: str) -> bool:
         """Did that run leave such a table?"""
-        return (self.parts / f"{index:06d}.{kind}.parquet").is_file()
+        return self.part(index, kind).is_file()
 
     def publish(self) -> None:
         """Drop the parts and put the folder in place of the target."""

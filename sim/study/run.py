@@ -57,6 +57,7 @@ def run_study(
             folder.add(outcome)
             if progress:
                 progress(outcome.index, outcome.summary)
+            del outcome  # a row a request: not to be kept beside the next
         return _write(folder, finish, steps, timeline, startup_s)
     except BaseException as error:
         _keep_or_discard(folder, error)
@@ -92,11 +93,12 @@ def _write(
     runs = [part["summary"] for part in parts]
     out, indices = folder.partial, [run["run"] for run in runs]
     write_summary(out, folder.study, runs)
-    write_rows(out / "requests.parquet", (folder.table(i, "requests") for i in indices))
+    if folder.study.setting.experiment.measure.request_rows != 0:
+        write_rows(out / "requests.parquet", [folder.part(i, "requests") for i in indices])
     # a run that rejects every request has no steps
     stepped = [i for i in indices if folder.has(i, "steps")]
     if steps:
-        write_rows(out / "steps.parquet", (folder.table(i, "steps") for i in stepped))
+        write_rows(out / "steps.parquet", [folder.part(i, "steps") for i in stepped])
     if timeline and stepped:
         from sim.report.timeline import write_timeline
 
