@@ -23,11 +23,6 @@ RULES: tuple[Rule, ...] = (
         lambda e: e.memory.prefix_caching,
         "prefix caching; the only value is false",
     ),
-    (
-        ("kernels", "attention"),
-        lambda e: e.kernels.attention != "serial",
-        "co-run attention; the only value is serial",
-    ),
 )
 
 

@@ -22,10 +22,12 @@ def load_cost(
 ) -> ProfiledCost:
     """The cost model of a model on a GPU under a profile; of a group of `parallel: {tp: n}` GPUs it prices one.
 
-    `kernels`: `attention` (serial), `launch` (graph or eager), `scale` (operator -> factor on its time).
+    `kernels`: `attention` (of mixed steps: a mode of `sim.cost.attention`), `launch` (graph or eager), `scale`
+    (operator -> factor on its time).
     `power_cap_w`: watts of one GPU (`sim.cost.power`). SimctlError for unknown names and for what isn't modelled:
     pipeline and expert parallelism.
     """
+    from sim.cost.attention import AttentionMode
     from sim.cost.gpu import load_gpu
     from sim.cost.launching import Launching
     from sim.cost.model import load_model
@@ -42,7 +44,8 @@ def load_cost(
     chosen = with_cap(with_ring(load_profile(profile, load_gpu(gpu)), tp), power_cap_w)
     launching = Launching(options.get("launch", "graph"), chosen.host)
     scale = checked_scale(options.get("scale"), spec, tp)
-    return ProfiledCost(shard(spec, tp), chosen, launching, scale, tp, spec.kv_bytes_per_token())
+    attention = AttentionMode(options.get("attention", "serial"))
+    return ProfiledCost(shard(spec, tp), chosen, launching, scale, tp, spec.kv_bytes_per_token(), attention)
 
 
 def _check_parallel(parallel: Mapping[str, int]) -> None:
@@ -63,6 +66,3 @@ def _check_kernels(kernels: Mapping[str, Any]) -> None:
     for key in kernels:
         if key not in KERNEL_KEYS:
             raise SimctlError(f"kernels: unknown key '{key}'.{nearest(key, KERNEL_KEYS)}")
-    attention = kernels.get("attention", "serial")
-    if attention != "serial":
-        raise SimctlError(f"kernels.attention '{attention}' is not priced; use serial.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sim.cost.attention import AttentionMode
 from sim.cost.gpu import GpuSpec
 from sim.cost.memory import MemoryPlan
 from sim.cost.model import ModelSpec
@@ -152,9 +153,15 @@ class CostModel(Protocol):
         ...
 
     def slowdowns(
-        self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
+        self,
+        a: Sequence[Launch],
+        b: Sequence[Launch],
+        split: tuple[int, int],
+        overlap: int = 0,
+        priority: str = "normal",
     ) -> tuple[Floats, Floats]:
-        """`slowdown` of every a beside every b: two arrays of shape (len(a), len(b))."""
+        """`slowdown` of every a beside every b: two arrays of shape (len(a), len(b)). `priority` of the stream of b,
+        normal or high, where SMs are shared."""
         ...
 
     def compile(
@@ -168,8 +175,15 @@ class CostModel(Protocol):
         replica: int = 0,
         jitter: bool = False,
         compiled: bool = True,
+        attention: AttentionMode | None = None,
+        page_size: int = 16,
     ) -> Prices:
-        """The price tables for steps of up to that size; `partitions`: SM counts beside the whole GPU."""
+        """The price tables for steps of up to that size; `partitions`: SM counts beside the whole GPU; `attention` of
+        mixed steps (None: as the cost model has it); `page_size`: tokens of a KV block."""
+        ...
+
+    def fused_label(self, attention: AttentionMode | None = None) -> str:
+        """Label of the prices of a mode of attention; empty for separate kernels."""
         ...
 
     def energy_j(self, totals: Mapping[str, float], seconds: float) -> float:

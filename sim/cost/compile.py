@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.cost.attention import SERIAL, AttentionMode
+from sim.cost.fused import fused_tables
 from sim.cost.launching import grid_tokens
 from sim.cost.operators import decode_shape, prefill_shape
 from sim.cost.prices import UNBOUNDED, Prices
@@ -45,12 +47,24 @@ class Limits:
 
 
 def compile_prices(
-    cost: ProfiledCost, limits: Limits, *, seed: int, replica: int, jitter: bool, compiled: bool
+    cost: ProfiledCost,
+    limits: Limits,
+    *,
+    seed: int,
+    replica: int,
+    jitter: bool,
+    compiled: bool,
+    attention: AttentionMode = SERIAL,
+    page_size: int = 16,
 ) -> Prices:
-    """Tables as numpy arrays (`compiled`) or as plain lists with the same numbers."""
-    tables = _tables(_Key(cost.profile_hash, cost), limits)
+    """Tables as numpy arrays (`compiled`) or as plain lists with the same numbers.
+
+    `attention`: how that of mixed steps runs; `page_size`: tokens of a KV block, which fused kernels may refuse.
+    """
+    key = _Key(cost.profile_hash, cost)
+    tables = _tables(key, limits)
     drawn = noise(seed, replica, cost.profile.jitter_sd) if jitter else np.ones(1)
-    prices = tables._replace(noise=drawn)
+    prices = tables._replace(noise=drawn, **_mixed(key, limits, attention, page_size))
     return prices if compiled else prices.as_lists()
 
 
@@ -72,6 +86,13 @@ class _Key:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and other.content_hash == self.content_hash
+
+
+@lru_cache(maxsize=8)
+def _mixed(key: _Key, limits: Limits, attention: AttentionMode, page_size: int) -> dict[str, Any]:
+    return fused_tables(
+        key.cost, attention, limits.max_tokens, limits.max_seqs, limits.max_context, page_size
+    )
 
 
 @lru_cache(maxsize=8)
@@ -125,6 +146,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         gap_graph_s=np.array([launching.gap_s(True)]),
         gap_eager_s=np.array([launching.gap_s(False)]),
         noise=np.ones(1),
+        **_mixed(key, limits, SERIAL, 16),
         **coverage(cost, limits),
     )
 

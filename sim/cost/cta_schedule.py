@@ -93,10 +93,6 @@ class _Group:
     def __init__(self, sms: int, tickets: int, prefill: list[float], decode: list[float]) -> None:
         self.sms, self.tickets, self.prefill, self.decode = sms, tickets, prefill, decode
 
-    @property
-    def residents(self) -> int:
-        return len(self.prefill) + len(self.decode)
-
     def with_more(self, sms: int, kind: int) -> _Group:
         """`sms` of them after each has started one CTA of that kind (-1: none was left)."""
         prefill, decode = self.prefill[:], self.decode[:]
@@ -133,7 +129,7 @@ class _Queue:
         while groups:
             again: list[_Group] = []
             for group in groups:
-                if group.residents >= slots or self.left[0] + self.left[1] == 0:
+                if len(group.prefill) + len(group.decode) >= slots or self.left[0] + self.left[1] == 0:
                     full.append(group)
                     continue
                 for sms, kind in self.draw(group.sms, group.tickets):
@@ -145,7 +141,8 @@ class _Queue:
         full, left = [], self.left
         for group in groups:
             sms = group.sms
-            while sms > 0 and group.residents == 0 and left[0] + left[1] > 0:
+            empty = not group.prefill and not group.decode
+            while sms > 0 and empty and left[0] + left[1] > 0:
                 taken = min(sms, *(count for count in left if count > 0))
                 full.append(_Group(taken, 0, [1.0] * (left[0] > 0), [1.0] * (left[1] > 0)))
                 for kind in (PREFILL, DECODE):
@@ -163,7 +160,7 @@ def run_schedule(machine: Machine, prefill: Ctas, decode: Ctas, slots: int, tick
     now, busy, resident = 0.0, 0.0, 0.0
     ends = [0.0, 0.0]
     while True:
-        live = [group for group in groups if group.residents]
+        live = [group for group in groups if group.prefill or group.decode]
         if not live:
             break
         rates = _rates(machine, prefill, decode, live)
@@ -175,7 +172,7 @@ def run_schedule(machine: Machine, prefill: Ctas, decode: Ctas, slots: int, tick
         now += step
         for group, by_kind in zip(live, rates, strict=True):
             busy += group.sms * step
-            resident += group.sms * group.residents * step
+            resident += group.sms * (len(group.prefill) + len(group.decode)) * step
             for kind, left in ((PREFILL, group.prefill), (DECODE, group.decode)):
                 if left:
                     gone = step * by_kind[kind]
@@ -183,7 +180,8 @@ def run_schedule(machine: Machine, prefill: Ctas, decode: Ctas, slots: int, tick
                     if len(kept) < len(left):
                         ends[kind] = now
                     left[:] = kept
-        groups = _merged(queue.fill(groups, slots), tickets.period)
+        if queue.left[0] + queue.left[1] > 0:
+            groups = _merged(queue.fill(groups, slots), tickets.period)
     whole = machine.sms * now
     return Schedule(now, ends[0], ends[1], busy / whole if whole else 0.0, resident / whole if whole else 0.0)
 

@@ -1,7 +1,7 @@
 """Attention of a mixed step by mode: separate kernels, two streams, or one fused kernel of one kind or another.
 
-Every mode is one list schedule of CTAs (`sim.cost.cta_schedule`) over what the mode launches (`sim.cost.cta_grid`). Base
-times come from kernels that ran alone, so published figures of fused kernels are checks, not inputs.
+Every mode is one list schedule of CTAs (`sim.cost.cta_schedule`) over what the mode launches (`sim.cost.cta_grid`).
+Base times come from kernels that ran alone, so published figures of fused kernels are checks, not inputs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sim.cost.attention import AttentionMode
 from sim.cost.cta_grid import (
     Grid,
     MixedShape,
@@ -18,60 +19,8 @@ from sim.cost.cta_grid import (
     serial_decode,
     serial_prefill,
 )
-from sim.cost.cta_schedule import NO_CTAS, PAIRS, PREFILL_FIRST, Schedule, run_schedule
+from sim.cost.cta_schedule import PAIRS, PREFILL_FIRST, Schedule, run_schedule
 from sim.cost.cta_terms import SPLIT, CtaTerms
-from sim.errors import SimctlError
-from sim.suggest import nearest
-
-MODES = ("serial", "streams", "hfuse", "batched", "pod")
-VARIANTS = ("auto", "artefact", "flashinfer", "flashinfer-batch")
-TICKETS = ("proportional", "50:50")
-SPLITS = ("limited", "vanilla")
-
-
-@dataclass(frozen=True)
-class AttentionMode:
-    """How the attention of a mixed step runs.
-
-    `mode`: one of `MODES`. The rest is for `pod`: `variant` (`artefact`: the paper's kernel; `flashinfer`: POD over one
-    prefill; `flashinfer-batch`: BatchPOD; `auto`: the paper's on compute capability 8.0, else BatchPOD), and for the
-    artefact `tickets`, `split`, `ctas_per_sm` (0: by its rule) and `contiguous` (its KV cache is not paged: vAttention).
-    `speedup`: seconds of separate kernels over those of this mode, whatever the shape; 0: by the model or measurement.
-    Raises SimctlError for other values.
-    """
-
-    mode: str = "serial"
-    variant: str = "auto"
-    tickets: str = "proportional"
-    split: str = "limited"
-    ctas_per_sm: int = 0
-    contiguous: bool = True
-    speedup: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, known in (("mode", MODES), ("variant", VARIANTS), ("tickets", TICKETS), ("split", SPLITS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise SimctlError(
-                    f"attention {name} '{value}' is none of {', '.join(known)}.{nearest(value, known)}"
-                )
-        if self.ctas_per_sm not in (0, 2, 4):
-            raise SimctlError(
-                f"attention ctas_per_sm is {self.ctas_per_sm}, but must be 2, 4 or 0 (by the kernel's rule)."
-            )
-        if self.speedup < 0:
-            raise SimctlError(
-                f"attention speedup is {self.speedup:g}, but must be 0 (by the model) or above."
-            )
-
-    def kernel(self, compute_capability: str) -> str:
-        """The variant of `pod` that runs on a GPU."""
-        if self.variant != "auto":
-            return self.variant
-        return "artefact" if compute_capability == "8.0" else "flashinfer-batch"
-
-
-SERIAL = AttentionMode()
 
 
 @dataclass(frozen=True)
@@ -172,6 +121,3 @@ def fused_run(terms: CtaTerms, mode: AttentionMode, shape: MixedShape) -> FusedR
 def mode_ratio(terms: CtaTerms, mode: AttentionMode, shape: MixedShape) -> float:
     """Seconds of the mode over those of separate kernels."""
     return fused_run(terms, mode, shape).seconds / sum(serial_s(terms, shape))
-
-
-__all__ = ["MODES", "NO_CTAS", "SERIAL", "AttentionMode", "FusedRun", "fused_run", "mode_ratio", "serial_s"]

@@ -12,9 +12,10 @@ from itertools import islice, pairwise
 
 import numpy as np
 
+from sim.cost.attention import AttentionMode
 from sim.cost.cta_grid import MixedShape
 from sim.cost.cta_terms import CtaTerms, cta_terms
-from sim.cost.fused_modes import AttentionMode, fused_run, serial_s
+from sim.cost.fused_modes import fused_run, serial_s
 from sim.cost.gpu import load_gpu
 from sim.cost.shapes import Launch
 

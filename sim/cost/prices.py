@@ -38,6 +38,11 @@ class Prices(Columns):
       step = max(host, gpu) + gap.
     - `cover_*`: the largest tokens of a pass, chunk, history, decode batch and mean context that the profile's curves
       cover; steps beyond are counted as flagged.
+    - attention of a step with chunks and decodes in another mode than separate kernels (`mix_on` 1, else 0): seconds of
+      `mix_ratio` over those of separate ones, at q chunk tokens (the next knot up: `mix_q_at[(q + 127) >> 7]`), mean
+      keys k of the chunk's queries, b decodes and mean context c, linear between the knots `mix_k_knot`, `mix_b_knot`,
+      `mix_c_knot` (inverse widths `_inv`; knot below by `_at` of k >> 6, b and c >> 6), flat in that order.
+      `mix_chunks`: chunks that the kernel takes at once; `mix_reason`: why it never runs (`sim.cost.fallbacks`), or 0.
     - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
     """
 
@@ -73,6 +78,20 @@ class Prices(Columns):
     host_eager_s: Any
     gap_graph_s: Any
     gap_eager_s: Any
+    mix_on: int
+    mix_chunks: int
+    mix_reason: int
+    mix_q_at: Any
+    mix_k_at: Any
+    mix_k_knot: Any
+    mix_k_inv: Any
+    mix_b_at: Any
+    mix_b_knot: Any
+    mix_b_inv: Any
+    mix_c_at: Any
+    mix_c_knot: Any
+    mix_c_inv: Any
+    mix_ratio: Any
     noise: Any
     cover_tokens: int = UNBOUNDED
     cover_chunk: int = UNBOUNDED

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.base import Curve, EnergyTerms
 from sim.cost.contention import LABEL, slowdown_arrays
+from sim.cost.fused import fused_label, solo_ratio
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching, grid_tokens
 from sim.cost.loads import Loads, launch_loads
@@ -46,6 +48,7 @@ class ProfiledCost:
     scale: Mapping[str, float]
     tp: int = 1
     whole_kv_bytes: int | None = None
+    attention: AttentionMode = SERIAL  # of steps with chunks and decodes, unless a policy brings its own
 
     @property
     def gpu(self) -> GpuSpec:
@@ -133,8 +136,6 @@ class ProfiledCost:
         width = self.gpu.sms if sms is None else sms
         if not 0 < width <= self.gpu.sms:
             raise SimctlError(f"{width} SMs were asked for, but {self.gpu.name} has 1 to {self.gpu.sms}.")
-        if launch.attention != "serial":
-            raise SimctlError(f"kernels.attention '{launch.attention}' is not priced; use serial.")
         clock = 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz
         flags: list[str] = []
         parts = [
@@ -195,7 +196,18 @@ class ProfiledCost:
             self._check("decode_attention", shape, sms, flags)
             timing = self.timing("decode_attention", shape, sms, clock)
             parts.append(self._part("decode_attention", layers, shape, timing))
+        mode = self.attention if launch.attention == self.attention.mode else AttentionMode(launch.attention)
+        if mode.mode != "serial" and launch.chunks and launch.decode_batch:
+            return [self._fused_part(launch, mode, parts)]
         return parts
+
+    def _fused_part(self, launch: Launch, mode: AttentionMode, apart: list[OperatorCost]) -> OperatorCost:
+        """Both attentions in one, by what the mode takes of the seconds of separate kernels."""
+        seconds = sum(part.seconds for part in apart) * solo_ratio(self, mode, launch)
+        active = min(sum(part.sm_s for part in apart), seconds * self.gpu.sms)
+        work, moved = sum(part.flops for part in apart), sum(part.hbm_bytes for part in apart)
+        label = fused_label(self, mode)
+        return OperatorCost("fused_attention", apart[0].calls, seconds, active, work, moved, label)
 
     def _check(self, operator: str, shape: Shape, sms: int, flags: list[str]) -> None:
         curve: Curve = self.profile.curve(operator)
@@ -259,13 +271,19 @@ class ProfiledCost:
         return float(of_a[0, 0]), float(of_b[0, 0])
 
     def slowdowns(
-        self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
+        self,
+        a: Sequence[Launch],
+        b: Sequence[Launch],
+        split: tuple[int, int],
+        overlap: int = 0,
+        priority: str = "normal",
     ) -> tuple[Floats, Floats]:
         """Factors of every a beside every b, shape (len(a), len(b)) each: measured (`sim.cost.measured_contention`)
-        if the profile has a surface, else an analytic guess (`sim.cost.contention`)."""
+        if the profile has a surface, else an analytic guess (`sim.cost.contention`), which knows no `priority` of the
+        decode side's stream."""
         one, other = (_loads(_Held(self), tuple(side), sms) for side, sms in zip((a, b), split, strict=True))
         if self.profile.contention is not None:
-            return self.profile.contention.slowdowns(one, other, split, overlap, self.model.name)
+            return self.profile.contention.slowdowns(one, other, split, overlap, self.model.name, priority)
         return slowdown_arrays((one.hbm, one.busy), (other.hbm, other.busy), split, overlap)
 
     def compile(
@@ -279,12 +297,26 @@ class ProfiledCost:
         replica: int = 0,
         jitter: bool = False,
         compiled: bool = True,
+        attention: AttentionMode | None = None,
+        page_size: int = 16,
     ) -> Prices:
-        """Price tables; see `sim.cost.compile.compile_prices`."""
+        """Price tables; see `sim.cost.compile.compile_prices`. `attention`: None for the cost model's own mode."""
         from sim.cost.compile import Limits, compile_prices
 
-        limits = Limits(max_tokens, max_seqs, max_context, tuple(partitions))
-        return compile_prices(self, limits, seed=seed, replica=replica, jitter=jitter, compiled=compiled)
+        return compile_prices(
+            self,
+            Limits(max_tokens, max_seqs, max_context, tuple(partitions)),
+            seed=seed,
+            replica=replica,
+            jitter=jitter,
+            compiled=compiled,
+            attention=self.attention if attention is None else attention,
+            page_size=page_size,
+        )
+
+    def fused_label(self, attention: AttentionMode | None = None) -> str:
+        """Label of the prices of a mode of attention (None: the cost model's own); empty for separate kernels."""
+        return fused_label(self, self.attention if attention is None else attention)
 
     def memory(self, **knobs: Any) -> MemoryPlan:
         """KV blocks that fit; knobs as `sim.cost.memory.plan_memory` takes them."""
@@ -303,9 +335,11 @@ class ProfiledCost:
             for name, label in labels.items()
             if self.factor(name) != 1.0
         }
+        fused = {"fused_attention": self.fused_label()} if self.attention.mode != "serial" else {}
         return {
             **labels,
             **scaled,
+            **fused,
             "host": self.launching.terms.label,
             "energy": self.energy.label,
             "contention": LABEL if surface is None else surface.label_for(self.model.name),
@@ -339,6 +373,7 @@ def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec, tp: int = 1
         *(operator.name for operator in parallel_operators(model, tp)),
         "prefill_attention",
         "decode_attention",
+        "fused_attention",
     ]
     valid = {*names, *(name.split("/")[0] for name in names)}
     checked = {}

@@ -103,6 +103,72 @@ def prefill_attention_sm(P: Prices, part: int, q: int, h: int) -> float:
 
 
 @jit
+def fallback_code(P: Prices, chunks: int) -> int:
+    """Why a step of so many chunks beside decodes takes separate kernels (`sim.cost.fallbacks`); 0 if it does not."""
+    if P.mix_reason > 0:
+        return P.mix_reason
+    return 1 if chunks > P.mix_chunks else 0
+
+
+@jit
+def _between(P: Prices, at: int, width: int, v: float, w: float) -> float:
+    """Bilinear in batch and context, from a corner of the table of ratios whose batches lie `width` apart."""
+    T = P.mix_ratio
+    low = T[at] + (T[at + 1] - T[at]) * w
+    at += width
+    high = T[at] + (T[at + 1] - T[at]) * w
+    return low + (high - low) * v  # type: ignore[no-any-return]
+
+
+@jit
+def fused_ratio(P: Prices, q: int, keys: int, b: int, c: int) -> float:
+    """Attention seconds of q chunk tokens with `keys` keys on average beside b decodes of mean context c, over those of
+    separate kernels; beyond the knots as at the last one."""
+    widths = len(P.mix_c_knot)
+    depth = widths * len(P.mix_b_knot)
+    i = P.mix_q_at[min((q + 127) >> 7, len(P.mix_q_at) - 1)]
+    j = P.mix_k_at[min(keys >> 6, len(P.mix_k_at) - 1)]
+    k = P.mix_b_at[min(b, len(P.mix_b_at) - 1)]
+    m = P.mix_c_at[min(c >> 6, len(P.mix_c_at) - 1)]
+    u = min(max((keys - P.mix_k_knot[j]) * P.mix_k_inv[j], 0.0), 1.0)
+    v = min(max((b - P.mix_b_knot[k]) * P.mix_b_inv[k], 0.0), 1.0)
+    w = min(max((c - P.mix_c_knot[m]) * P.mix_c_inv[m], 0.0), 1.0)
+    at = (i * len(P.mix_k_knot) + j) * depth + k * widths + m
+    low: float = _between(P, at, widths, v, w)
+    high: float = _between(P, at + depth, widths, v, w)
+    ratio: float = low + (high - low) * u
+    return ratio
+
+
+@jit
+def fused_saving_s(P: Prices, chunks: int, q: int, pairs: int, b: int, c: int, apart_s: float) -> float:
+    """Seconds by which a step's attention is shorter than the `apart_s` of separate kernels, all layers.
+
+    `pairs`: query-key pairs of the chunks, `c`: context of the b decodes in all. Nothing for a step without both,
+    and for shapes that fall back."""
+    if P.mix_on == 0 or b == 0 or chunks == 0 or fallback_code(P, chunks) > 0:
+        return 0.0
+    ratio: float = fused_ratio(P, q, pairs // q, b, c // b)
+    return float((1.0 - ratio) * apart_s)
+
+
+@jit
+def chunked_pass_s(
+    P: Prices, part: int, chunks: int, tokens: int, pairs: int, prefill_s: float, b: int, c: int
+) -> float:
+    """GPU seconds of a step of `tokens` tokens in `chunks` chunks with b decodes of c context tokens in all.
+
+    `prefill_s`: attention of the chunks as kernels apart, fixed times of all counted; `pairs`: their query-key pairs."""
+    seconds: float = dense_s(P, part, tokens + b, False) + head_s(P, part, chunks + b)
+    seconds += prefill_s - (chunks - 1) * P.pre_fixed_s[part]
+    if b > 0:
+        decode_s = decode_attention_s(P, part, b, c)
+        seconds += decode_s
+        seconds -= fused_saving_s(P, chunks, tokens, pairs, b, c, prefill_s + decode_s)
+    return seconds
+
+
+@jit
 def decode_pass_s(P: Prices, part: int, b: int, c: int) -> float:
     """GPU seconds of a step of b decodes with c context tokens in all, launched as a graph."""
     seconds: float = dense_s(P, part, b, True)

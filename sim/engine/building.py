@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sim.cost.base import CostModel
@@ -14,8 +13,8 @@ from sim.cost.pairs import compile_pairs
 from sim.engine.deploying import is_compiled, largest_step
 from sim.engine.deployment import Deployment, check_sets
 from sim.engine.layout import BY_ADMISSION, WAIT_ORDERS, Requests, make_plan, make_replica
+from sim.engine.objects import ObjectLoop, object_sets, sizes_of
 from sim.engine.replica import OneLane, TwoLanes
-from sim.engine.view import advance_object
 from sim.native import HotCode
 
 Drive = Callable[[float, float], None]
@@ -63,9 +62,9 @@ def build_replica(
     compiled = is_compiled(policy)
     tokens, seqs = largest_step(policy, d)
     order = policy.run_order if compiled else int(getattr(policy, "run_order", BY_ADMISSION))
-    pairs = policy.sm_sets(d) if compiled else []
+    pairs = policy.sm_sets(d) if compiled else object_sets(policy, d)
     check_sets(pairs, d, str(getattr(policy, "label", "")))
-    sizes = policy.price_partitions(d) if compiled else [d.sms]
+    sizes = policy.price_partitions(d) if compiled else sizes_of(pairs, d)
     partitions = sizes[1:]
     p = cost.compile(
         max_tokens=tokens,
@@ -76,6 +75,8 @@ def build_replica(
         replica=k,
         jitter=settings.jitter,
         compiled=hot.compiled,
+        attention=policy.attention(d) if compiled else None,
+        page_size=d.block_size,
     )
     idle = make_replica(
         d.num_blocks,
@@ -90,22 +91,32 @@ def build_replica(
         wait_order=WAIT_ORDERS[getattr(policy, "wait_order", "fcfs")],
     )
     r, a = hot.state(idle), hot.state(make_plan(seqs))
-    if compiled and policy.lanes == 2:
+    if getattr(policy, "lanes", 1) == 2:
         priority = getattr(policy, "decode_priority", "normal")
         x = hot.state(
             compile_pairs(cost, partitions, pairs, contention=settings.contention, priority=priority)
         )
         b, y = believe(settings.estimator, cost, p, x, partitions, pairs, settings.seed)
         b, y = hot.state(b), hot.state(y)
-        loop = hot.bind(type(policy).advance, q, r, a, p, x, b, y, *_knobs(policy, d, hot))
-        lanes = TwoLanes(hot, q, r, p, x)
-        lanes.belief = b, y
+        lanes = TwoLanes(hot, q, r, p, x, lambda: (b, y))
+        if compiled:
+            loop = hot.bind(type(policy).advance, q, r, a, p, x, b, y, *_knobs(policy, d, hot))
+        else:
+            loop = ObjectLoop(policy, lanes, a, cost, d, sizes).two
         return lanes, _without_look_ahead(loop)
-    if compiled:
+    one = OneLane(hot, q, r, p, lambda: _one_lanes_belief(settings, cost, p))
+    if compiled and policy.predicts:
+        loop = hot.bind(type(policy).advance, q, r, a, p, hot.state(one.belief[0]), *_knobs(policy, d, hot))
+    elif compiled:
         loop = hot.bind(type(policy).advance, q, r, a, p, *_knobs(policy, d, hot))
     else:
-        loop = partial(advance_object, policy, q, r, a, p, d.sms)
-    return OneLane(hot, q, r, p), loop if settings.bursts else _without_bursts(loop)
+        loop = ObjectLoop(policy, one, a, cost, d, sizes).one
+    return one, loop if settings.bursts else _without_bursts(loop)
+
+
+def _one_lanes_belief(settings: Settings, cost: CostModel, p: Any) -> tuple[Any, None]:
+    b, _ = believe(settings.estimator, cost, p, compile_pairs(cost, [], []), [], [], settings.seed)
+    return b, None
 
 
 def _knobs(policy: Any, deployment: Deployment, hot: HotCode) -> tuple[Any, Any]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from sim.cost.step import (
+    chunked_pass_s,
     decode_attention_s,
     decode_attention_sm,
     decode_pass_s,
     decode_pass_sm,
-    dense_s,
     dense_sm,
-    head_s,
+    fallback_code,
+    fused_saving_s,
     head_sm,
     prefill_attention_s,
     prefill_attention_sm,
@@ -41,6 +42,7 @@ from sim.engine.layout import (
     E_TABLE,
     EAGER_LAUNCHES,
     ERROR,
+    FAST_PATHS,
     FLAGGED,
     FREE,
     GPU_S,
@@ -52,6 +54,7 @@ from sim.engine.layout import (
     IN_ATTENTION_SM_S,
     IN_CHUNKS,
     IN_DECODE,
+    IN_FALLBACK,
     IN_GPU_S,
     IN_HOST_S,
     IN_SM_S,
@@ -271,21 +274,34 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     if chunks == 0:
         _price_burst(r, a, p, batch, now, look_ahead)
         return True
-    rows = chunks + batch
-    gpu_s = dense_s(p, WHOLE_GPU, tokens + batch, False) + head_s(p, WHOLE_GPU, rows)
-    gpu_s += attention_s - (chunks - 1) * p.pre_fixed_s[WHOLE_GPU]
-    sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, rows) + attention_sm
+    _price_chunked(r, p, pairs, attention_s, attention_sm, batch)
+    r.ends[0] = now + step_s(p, fv[IN_GPU_S], fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
+    return True
+
+
+@jit
+def _price_chunked(r: Any, p: Any, pairs: int, prefill_s: float, prefill_sm: float, batch: int) -> None:
+    """Price the step in flight, which has chunks: `prefill_s` and `prefill_sm` of their attention as kernels apart."""
+    iv, fv = r.iv, r.fv
+    chunks, tokens, rows = iv[IN_CHUNKS], iv[IN_TOKENS], iv[IN_CHUNKS] + batch
+    context = iv[CONTEXT] + batch
+    fv[IN_GPU_S] = chunked_pass_s(p, WHOLE_GPU, chunks, tokens, pairs, prefill_s, batch, context)
+    sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, rows) + prefill_sm
     attention = 0.0
+    iv[IN_FALLBACK] = 0
     if batch > 0:
-        gpu_s += decode_attention_s(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
-        attention = decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+        if p.mix_on == 1:
+            iv[IN_FALLBACK] = fallback_code(p, chunks)
+            iv[FAST_PATHS + iv[IN_FALLBACK]] += 1
+            # what runs beside prefill does not hold SMs of its own
+            apart_s = prefill_s + decode_attention_s(p, WHOLE_GPU, batch, context)
+            saved = fused_saving_s(p, chunks, tokens, pairs, batch, context, apart_s)
+            attention -= min(attention, max(0.0, saved) * iv[SMS])
         sm_s += attention
     fv[IN_ATTENTION_SM_S] = attention
-    fv[IN_GPU_S] = gpu_s
     fv[IN_SM_S] = sm_s
     fv[IN_HOST_S] = p.host_eager_s[rows]
-    r.ends[0] = now + step_s(p, gpu_s, fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
-    return True
 
 
 @jit

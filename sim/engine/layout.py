@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sim.columns import Columns, columns
+from sim.cost.fallbacks import MOST_FALLBACKS
 from sim.workload.workload import Workload
 
 # phases of a request
@@ -46,7 +47,9 @@ EVALUATIONS = 56  # splits of the SMs that the policy has priced
 # pools (`sim.engine.handover`): requests handed over and not taken yet; blocks of these and of KV on its way here;
 # blocks that came or will come for requests outside the batch; blocks promised to requests; blocks on the host
 HANDED_OVER, HANDED_BLOCKS, INCOMING, RESERVED, ON_HOST = 57, 58, 59, 60, 61
-LANES = 62  # first of the lanes' own fields
+POLLED, UNPOLLED = 62, 63  # two lanes: is a pass seen done only as a decode step ends; is one unseen?
+FAST_PATHS = 64  # steps with chunks and decodes: fused, and by reason for separate kernels (`sim.cost.fallbacks`)
+LANES = FAST_PATHS + 1 + MOST_FALLBACKS  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
 LANE_TOKENS, LANE_CHUNKS, LANE_REASON, LANE_COMMITS = 6, 7, 8, 9
 LANE_INTEGERS = 10
@@ -94,7 +97,8 @@ P_LAYERS, P_PART, P_MIXED, D_LAUNCH, D_PART = 7, 8, 9, 10, 11
 D_STEPS, LEND, PARK, REASON = 12, 13, 14, 15
 P_DELAY_NS, D_DELAY_NS = 16, 17  # host time before the launch's first kernel: deciding, synchronising
 N_JOIN, SWAP = 18, 19  # pools: waiting requests with KV that are to decode; victims go to the host, with their KV
-PLAN_INTEGERS = 20
+P_POLL = 20  # the end of the pass is seen, and its tokens appear, only as a decode step ends (if one is running)
+PLAN_INTEGERS = 21
 
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from sim.cost.fallbacks import FALLBACKS
 from sim.engine.layout import (
     ATTENTION_SM_S,
     BUSY_S,
@@ -18,6 +19,7 @@ from sim.engine.layout import (
     DONE,
     EAGER_LAUNCHES,
     EVALUATIONS,
+    FAST_PATHS,
     FLAGGED,
     GPU_S,
     GRAPH_LAUNCHES,
@@ -60,6 +62,8 @@ INTEGER_TOTALS = {
     "launches_eager": EAGER_LAUNCHES,
     "flagged": FLAGGED,
     "split_evaluations": EVALUATIONS,
+    "fast_path_steps": FAST_PATHS,
+    **{f"fallback/{reason}": FAST_PATHS + code for code, reason in FALLBACKS.items()},
 }
 FLOAT_TOTALS = {
     "busy_s": BUSY_S,
@@ -93,19 +97,19 @@ def _totals(snapshots: list[Snapshot]) -> dict[str, float]:
 
 
 def _request_frame(cluster: Cluster) -> pd.DataFrame:
-    w, q = cluster.workload, cluster.q
+    w, q = cluster.workload, cluster.q  # arrays are taken over, not copied: nothing writes to them any more
     status = cluster.status.copy()
-    status[np.array(q.phase) == DONE] = FINISHED
-    replica = np.where(np.array(q.phase) == NEW, -1, cluster.replica_of)
+    status[np.asarray(q.phase) == DONE] = FINISHED
+    replica = np.where(np.asarray(q.phase) == NEW, -1, cluster.replica_of)
     nan_where_never = np.array(q.max_itl_s, np.float64)
-    generated = np.array(q.generated, np.int64)
+    generated = np.asarray(q.generated, np.int64)
     nan_where_never[nan_where_never == 0.0] = np.nan
     never = np.full(len(w), np.nan)
     moved = {"decode_replica": replica, "transfer_s": never, "pull_wait_s": never, **cluster.moved()}
     return pd.DataFrame(
         {
             "request_id": np.arange(len(w), dtype=np.int64),
-            "arrival_s": np.array(q.arrival_s, np.float64),
+            "arrival_s": np.asarray(q.arrival_s, np.float64),
             "prompt_tokens": w.prompt_tokens,
             "output_tokens": w.output_tokens,
             "slo_class": np.array(w.slo_classes, dtype=object)[w.slo_class],
@@ -113,17 +117,26 @@ def _request_frame(cluster: Cluster) -> pd.DataFrame:
             "replica": replica.astype(np.int32),
             "status": np.array(STATUS_NAMES, dtype=object)[status],
             "reason": cluster.reasons,
-            "first_scheduled_s": np.array(q.first_scheduled_s, np.float64),
-            "first_token_s": np.array(q.first_token_s, np.float64),
-            "finish_s": np.array(q.finish_s, np.float64),
+            "first_scheduled_s": np.asarray(q.first_scheduled_s, np.float64),
+            "first_token_s": np.asarray(q.first_token_s, np.float64),
+            "finish_s": np.asarray(q.finish_s, np.float64),
             "max_itl_s": nan_where_never,
             "generated_tokens": generated,
-            "preemptions": np.array(q.preempted, np.int32),
+            "preemptions": np.asarray(q.preempted, np.int32),
             "decode_replica": moved["decode_replica"].astype(np.int32),
             "transfer_s": moved["transfer_s"],
             "pull_wait_s": moved["pull_wait_s"],
-        }
+        },
+        copy=False,
     )
+
+
+def _pooled(logs: list[list[np.ndarray[Any, Any]]]) -> np.ndarray[Any, Any]:
+    """The replicas' logs as one array; the parts go at once, since a long run's are large."""
+    pooled = np.concatenate([block for blocks in logs for block in blocks])
+    for blocks in logs:
+        blocks.clear()
+    return pooled
 
 
 def make_records(cluster: Cluster, end_s: float) -> RunRecords:
@@ -148,9 +161,9 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         steps["graph"] = steps["chunks"] == 0
     return RunRecords(
         requests=_request_frame(cluster),
-        itl_s=np.concatenate([gap for replica in cluster.replicas for gap in replica.gaps]),
-        itl_count=np.concatenate([count for replica in cluster.replicas for count in replica.counts]),
-        itl_end_s=np.concatenate([end for replica in cluster.replicas for end in replica.gap_ends]),
+        itl_s=_pooled([replica.gaps for replica in cluster.replicas]),
+        itl_count=_pooled([replica.counts for replica in cluster.replicas]),
+        itl_end_s=_pooled([replica.gap_ends for replica in cluster.replicas]),
         totals=_totals(final),
         window_totals=_totals(window),
         window_s=(min(cluster.warmup_s, end_s) if cluster.window_start else 0.0, end_s),

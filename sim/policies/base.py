@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.cost.attention import AttentionMode
 from sim.engine.deployment import Deployment
 from sim.engine.layout import (
     BY_ADMISSION,
@@ -54,6 +55,7 @@ class CompiledPolicy:
     knobs: ClassVar[dict[str, Knob]]
     run_order: ClassVar[int] = BY_ADMISSION
     lanes: ClassVar[int] = 1
+    predicts: ClassVar[bool] = False  # one lane: `advance` takes the believed prices after the true ones
     advance: ClassVar[Callable[..., None]]
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:
@@ -94,6 +96,10 @@ class CompiledPolicy:
     def refusals(self, workload: Workload, deployment: Deployment) -> dict[int, str]:
         """Requests (row -> why) that this system turns away although they would fit."""
         return {}
+
+    def attention(self, deployment: Deployment) -> AttentionMode | None:
+        """How attention of steps with chunks and decodes runs; None: as `kernels.attention` has it."""
+        return None
 
     def sm_sets(self, deployment: Deployment) -> list[tuple[int, int]]:
         """Two lanes: the (prefill SMs, decode SMs) pairs that may run side by side; see `Mechanism`."""

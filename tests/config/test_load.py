@@ -97,7 +97,6 @@ def test_fault_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None
         "link={}",
         "power_cap_w=500",
         "memory.prefix_caching=true",
-        "kernels.attention=pod",
     ],
 )
 def test_feature_that_does_not_exist_is_refused_not_ignored(tmp_path: Path, assignment: str) -> None:

@@ -22,7 +22,7 @@ TOTALS = (
     [
         ({"parallel": {"pp": 2}}, "parallel.pp = 2 is not modelled"),
         ({"parallel": {"tq": 1}}, "unknown key 'tq'. Did you mean 'tp'"),
-        ({"kernels": {"attention": "pod"}}, "'pod' is not priced"),
+        ({"kernels": {"attention": "pot"}}, "'pot' is none of serial, .* Did you mean 'pod'"),
         ({"kernels": {"lunch": "graph"}}, "Did you mean 'launch'"),
         ({"kernels": {"launch": "graphs"}}, "Did you mean 'graph'"),
         ({"kernels": {"scale": {"gem": 0.5}}}, "Did you mean 'gemm"),

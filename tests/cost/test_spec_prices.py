@@ -197,7 +197,7 @@ def test_demand_tells_compute_bound_from_memory_bound():
 @pytest.mark.parametrize(
     ("sms", "launch", "message"),
     [(0, Launch(((1, 0),)), "1 to 132"), (133, Launch(((1, 0),)), "1 to 132"),
-     (132, Launch(((1, 0),), attention="pod"), "not priced")],
+     (132, Launch(((1, 0),), attention="pot"), "none of")],
 )  # fmt: skip
 def test_impossible_launches_are_refused(sms, launch, message):
     with pytest.raises(SimctlError, match=message):
