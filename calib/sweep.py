@@ -180,4 +180,4 @@ def _rows(lab: Bench, sweep: Sweep, point: Point, seed: int) -> list[dict[str, A
         measured = [{**sweep.shape(lab, point), "skip": reason}]
         if not lab.healthy():
             measured[0]["skip"] = f"{BROKE}: {reason}"[:300]
-    return [rows.row(sweep.name, **{**values, **origin}) for values in measured]
+    return [rows.row(sweep.name, **{**origin, **values}) for values in measured]
