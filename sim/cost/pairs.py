@@ -66,6 +66,19 @@ def pair_factor(x: Any, table: Any, config: int, q: int, h: int, b: int, c: int)
     return factor
 
 
+@jit
+def worst_factor(x: Any, table: Any, config: int, q: int, h: int, b: int, c: int) -> float:
+    """The largest slowdown at the corners of the grid's cell that `pair_factor` interpolates in."""
+    i = x.q_at[min(q >> Q_SHIFT, len(x.q_at) - 1)]
+    j = x.h_at[min(h >> H_SHIFT, len(x.h_at) - 1)]
+    k = x.b_at[min(b, len(x.b_at) - 1)]
+    m = x.c_at[min(c >> C_SHIFT, len(x.c_at) - 1)]
+    at = (((config * QS + i) * HS + j) * BS + k) * CS + m
+    next_q = at + HS * BS * CS
+    low, high = max(table[at], table[at + CS]), max(table[next_q], table[next_q + CS])
+    return float(max(low, high))
+
+
 def _lower(knots: Any, positions: Any) -> Any:
     return np.clip(np.searchsorted(knots, positions, side="right") - 1, 0, len(knots) - 2)
 

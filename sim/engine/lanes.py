@@ -97,11 +97,14 @@ from sim.engine.layout import (
     N_WAIT,
     NOW,
     P_LAYERS,
+    P_POLL,
+    POLLED,
     PREFILL_ITEM,
     PREFILL_LANE,
     SMS,
     TO_BACK,
     TOTAL,
+    UNPOLLED,
     WAITING,
 )
 from sim.engine.queues import push_waiting
@@ -295,16 +298,29 @@ def _commit_lane(q: Any, r: Any, lane: int, end: float) -> None:
             return
         end_chain(r)
         iv[IN_DECODE] = 0
+        if iv[UNPOLLED] == 1:
+            _finish_pass(q, r, end)
     if kind != DECODE_ITEM:
         iv[LAYERS_DONE] += layers
         if iv[LAYERS_DONE] == iv[MODEL_LAYERS]:
-            # once a pass: its layer groups together read each weight once
-            iv[EAGER_LAUNCHES] += 1
-            iv[DENSE_TOKENS] += iv[IN_TOKENS]
-            iv[HEAD_ROWS] += iv[IN_CHUNKS]
-            for c in range(iv[IN_CHUNKS]):
-                commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
-            resume_parked(r)
+            if iv[POLLED] == 1 and not lane_idle(r, DECODE_LANE):
+                iv[UNPOLLED] = 1
+            else:
+                _finish_pass(q, r, end)
+
+
+@jit
+def _finish_pass(q: Any, r: Any, end: float) -> None:
+    """The open prefill batch has gone through all layers, and the scheduler knows: its tokens appear."""
+    iv = r.iv
+    # once a pass: its layer groups together read each weight once
+    iv[EAGER_LAUNCHES] += 1
+    iv[DENSE_TOKENS] += iv[IN_TOKENS]
+    iv[HEAD_ROWS] += iv[IN_CHUNKS]
+    for c in range(iv[IN_CHUNKS]):
+        commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
+    iv[UNPOLLED] = 0
+    resume_parked(r)
 
 
 @jit
@@ -420,6 +436,8 @@ def execute_lanes(q: Any, r: Any, a: Any, p: Any, x: Any) -> bool:
     iv[DECISIONS] += 1
     iv[DUE] = 0
     iv[LENDING] = a.iv[LEND]
+    if a.iv[P_LAYERS] > 0:
+        iv[POLLED] = a.iv[P_POLL]
     check_lanes(q, r, a, x)
     if iv[ERROR] != 0:
         return False

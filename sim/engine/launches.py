@@ -96,6 +96,7 @@ from sim.engine.layout import (
     REASON,
     STEP,
     SWITCH_S,
+    UNPOLLED,
     WHOLE_GPU,
 )
 from sim.engine.steps import form_cohort, off_coverage, take_chunk
@@ -109,7 +110,7 @@ def check_lanes(q: Any, r: Any, a: Any, x: Any) -> None:
     prefill, decode = a.iv[P_LAYERS] > 0, a.iv[D_LAUNCH] == 1
     p_busy = iv[LANES + LANE_BUSY] == 1
     d_busy = iv[LANES + LANE_INTEGERS + LANE_BUSY] == 1
-    if (prefill and p_busy) or (decode and d_busy):
+    if (prefill and (p_busy or iv[UNPOLLED] == 1)) or (decode and d_busy):
         fail(r, E_LANE, 0)
     if prefill and a.iv[P_MIXED] == 1:
         # a mixed pass owns the GPU and goes through all layers at once

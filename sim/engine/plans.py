@@ -4,7 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.engine.layout import DECODE_ALL, GUARD, N_CHUNKS, N_HOLD, N_PREEMPT, REPEAT, TO_BACK
+from sim.engine.layout import (
+    D_DELAY_NS,
+    D_LAUNCH,
+    D_PART,
+    D_STEPS,
+    DECODE_ALL,
+    GUARD,
+    LEND,
+    N_CHUNKS,
+    N_HOLD,
+    N_PREEMPT,
+    P_DELAY_NS,
+    P_LAYERS,
+    P_MIXED,
+    P_PART,
+    P_POLL,
+    PARK,
+    REASON,
+    REPEAT,
+    TO_BACK,
+)
 from sim.jit import jit
 
 
@@ -18,6 +38,24 @@ def clear_plan(a: Any) -> None:
     a.iv[GUARD] = 0
     a.iv[DECODE_ALL] = 1
     a.iv[REPEAT] = 1
+
+
+@jit
+def clear_lanes(a: Any) -> None:
+    """An empty plan for two lanes: launch nothing."""
+    clear_plan(a)
+    a.iv[P_LAYERS] = 0
+    a.iv[P_PART] = 0
+    a.iv[P_MIXED] = 0
+    a.iv[D_LAUNCH] = 0
+    a.iv[D_PART] = 0
+    a.iv[D_STEPS] = 1
+    a.iv[LEND] = 0
+    a.iv[PARK] = 0
+    a.iv[REASON] = 0
+    a.iv[P_DELAY_NS] = 0
+    a.iv[D_DELAY_NS] = 0
+    a.iv[P_POLL] = 0
 
 
 @jit

@@ -19,6 +19,8 @@ BUILT_IN = {
     "sglang": "sim.policies.sglang:SglangPolicy",
     "streams": "sim.policies.streams:StreamsPolicy",
     "static-split": "sim.policies.static_split:StaticSplitPolicy",
+    "muxwise": "sim.policies.muxwise:MuxWisePolicy",
+    "pdmux": "sim.policies.pdmux:PdMuxPolicy",
     "bullet": "sim.policies.bullet:BulletPolicy",
     "nexus": "sim.policies.nexus:NexusPolicy",
     "duetserve": "sim.policies.duetserve:DuetServePolicy",
@@ -39,7 +41,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "fixed-50-50": ("static-split", {"prefill_share": 0.5}),
     "bullet-oss": (
         "bullet",
-        {"partition": False, "scheduler": False, "online_alpha": False, "layer_step": 0, "max_prefill_tokens": 1664},
+        {
+            **{"partition": False, "scheduler": False, "online_alpha": False, "layer_step": 0},
+            **{"max_prefill_tokens": 1664, "decode_stream": "high"},
+        },
     ),
 }
 

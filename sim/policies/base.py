@@ -144,11 +144,11 @@ def _check_knob(policy: str, key: str, value: Any, knob: Knob) -> None:
         fits = fits and not (whole and isinstance(value, float) and not value.is_integer())
     if fits and isinstance(value, float) and not math.isfinite(value):
         fits = False
+    takes = _numbers(whole) if knob.default is None else f"a value like {knob.default!r}"
+    if wanted is tuple:
+        fits, takes = isinstance(value, list | tuple), "a list"
     if not fits:
-        raise SimctlError(
-            f"policy '{policy}': knob '{key}' is {value!r}; it takes "
-            f"{_numbers(whole) if knob.default is None else 'a value like ' + repr(knob.default)}"
-        )
+        raise SimctlError(f"policy '{policy}': knob '{key}' is {value!r}; it takes {takes}")
     if knob.choices is not None and value not in knob.choices:
         raise SimctlError(
             f"policy '{policy}': knob '{key}' is {value!r}; it takes {' or '.join(knob.choices)}."

@@ -8,17 +8,19 @@ from sim.engine.deployment import Deployment
 from sim.errors import SimctlError
 
 
-def decode_sizes(deployment: Deployment, most: int, policy: str) -> list[int]:
-    """SMs that decode can have, ascending: at most `most` of the sizes that the mechanism makes, spread evenly.
-
-    For a policy that moves SMs from launch to launch: raises SimctlError where a set has to be prepared first.
-    """
+def check_ready(deployment: Deployment, policy: str) -> None:
+    """For a policy that moves SMs from launch to launch: raise SimctlError where a set has to be prepared first."""
     mechanism = deployment.mechanism
     if mechanism.prepare_s > 0:
         raise SimctlError(
             f"policy '{policy}' moves SMs from launch to launch, but a new set takes {mechanism.prepare_s:g} s under "
             f"mechanism '{mechanism.name}'; use green or libsmctrl"
         )
+
+
+def decode_sizes(deployment: Deployment, most: int, policy: str) -> list[int]:
+    """SMs that decode can have, ascending: at most `most` of the sizes that the mechanism makes, spread evenly."""
+    check_ready(deployment, policy)
     sizes = deployment.mechanism.sizes(deployment.sms, deployment.compute_capability)
     if len(sizes) <= most:
         return sizes
