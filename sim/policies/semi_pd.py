@@ -8,10 +8,12 @@ neither fail nothing changes (the text; the printed algorithm takes the TTFT bra
 take `switch_s` to come up while the old split serves; each side then moves with its next launch.
 
 Left open there and chosen here: window, step, percentile, what is forgotten between windows, TPOT observed as the time
-from step to step, a side that has 100 % rises by taking a step from the other, targets of 400 and 200 ms (the loose
-ones of the 8B model) where the experiment sets none. Prompts go first come first served, in chunks, with blocks for
-their whole length. The released code is static: preset `semi-pd-oss`; {dynamic: false, prefill_pct: 100} is
-uncontrolled sharing. MPS gives per cent: `mechanism: mps`; under others a set is the nearest that they make.
+from step to step, a side that has 100 % rises by taking a step from the other, targets of
+400 and 200 ms (the loose ones of the 8B model) where the experiment sets none. Prompts go first come first served, in
+chunks, with blocks for their whole length. The rule cannot tell a TTFT that fails for want of blocks: in overload it
+gives prefill what decode can spare of its target. The released code is static: preset `semi-pd-oss`; {dynamic: false,
+prefill_pct: 100} is uncontrolled sharing. MPS gives per cent: `mechanism: mps`; under others a set is the nearest that
+they make.
 """
 
 from __future__ import annotations
