@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sim.cost.belief import believe
-from sim.cost.pairs import compile_pairs
-from sim.engine.building import Group, Settings
+from sim.engine.building import Group
 from sim.engine.deploying import largest_step
 from sim.engine.layout import WAIT_AREA
 from sim.engine.replica import ReplicaProcess
@@ -72,17 +70,12 @@ class Gate:
 def make_gate(
     policy: Any,
     group: Group,
-    settings: Settings,
     classes: tuple[str, ...],
     replica: ReplicaProcess,
     reject: Callable[[int, str], None],
 ) -> Gate:
     """The gate of a wrapping policy before one replica; it believes what the policy behind it believes."""
     lanes = replica.lanes
-    if lanes.belief is None:
-        one_lane = compile_pairs(group.cost, [], [])
-        b, _ = believe(settings.estimator, group.cost, lanes.p, one_lane, [], [], settings.seed)
-        lanes.belief = b, None
     step = largest_step(policy.wrapped, group.deployment)
     judge = policy.judge(lanes.q, lanes.r, *lanes.belief, group.deployment, classes, step)
     return Gate(judge, replica, reject)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -52,10 +52,14 @@ from sim.native import HotCode
 class OneLane:
     """How the process touches a replica whose policy uses one lane."""
 
-    def __init__(self, hot: HotCode, q: Any, r: Any, p: Any) -> None:
-        self.q, self.r, self.p = q, r, p
-        self.belief: Any = None  # prices, and slowdowns or None, that the policy believes in
+    def __init__(self, hot: HotCode, q: Any, r: Any, p: Any, believe: Callable[[], tuple[Any, Any]]) -> None:
+        self.q, self.r, self.p, self._believe = q, r, p, believe
         self._bind(hot)
+
+    @cached_property
+    def belief(self) -> tuple[Any, Any]:
+        """Prices, and on two lanes slowdowns, that the policy believes in; made when first asked for."""
+        return self._believe()
 
     def _bind(self, hot: HotCode) -> None:
         self._settle = hot.bind(settle, self.q, self.r, self.p)
@@ -95,9 +99,11 @@ class OneLane:
 class TwoLanes(OneLane):
     """The same for a policy with a prefill and a decode lane."""
 
-    def __init__(self, hot: HotCode, q: Any, r: Any, p: Any, x: Any) -> None:
+    def __init__(
+        self, hot: HotCode, q: Any, r: Any, p: Any, x: Any, believe: Callable[[], tuple[Any, Any]]
+    ) -> None:
         self.x = x
-        super().__init__(hot, q, r, p)
+        super().__init__(hot, q, r, p, believe)
 
     def _bind(self, hot: HotCode) -> None:
         self._settle = hot.bind(settle_lanes, self.q, self.r, self.x)
@@ -252,7 +258,7 @@ class ReplicaProcess:
         r = self.r
         n = int(r.iv[N_LOG])
         self.gaps.append(np.array(r.log_gap[:n], np.float64))
-        self.counts.append(np.array(r.log_count[:n], np.int64))
+        self.counts.append(np.array(r.log_count[:n], np.int32))
         self.gap_ends.append(np.array(r.log_end[:n], np.float64))
         rows = int(r.iv[N_STEPLOG]) * STEP_WIDTH
         self.steps.append(np.array(r.steplog[:rows], np.float64).reshape(-1, STEP_WIDTH))

@@ -59,6 +59,7 @@ class Cluster:
         self.window_start: list[Snapshot] | None = None
         wrapper, policy = policy, unwrapped(policy)
         self.gated = wrapper is not policy
+        self.attention = policy.attention(groups[0].deployment) if is_compiled(policy) else None
         self._hears = self.closed or (self.gated and wrapper.holds)
         for group in groups:
             self._find_unservable(policy, group)
@@ -162,7 +163,7 @@ class Cluster:
 
     def _make_gate(self, wrapper: Any, k: int) -> Gate:
         classes = self.workload.slo_classes
-        return make_gate(wrapper, self.group_of[k], self.settings, classes, self.replicas[k], self._turn_away)
+        return make_gate(wrapper, self.group_of[k], classes, self.replicas[k], self._turn_away)
 
     def _turn_away(self, i: int, reason: str) -> None:
         """The gate refuses request i; whoever sent it sends the next."""
@@ -202,7 +203,8 @@ class Cluster:
         done = np.array(self.q.phase) == DONE
         if math.isfinite(self.end_s):
             return self.end_s
-        return float(np.max(finishes[done], initial=self.clock.now))
+        # not the clock: its last event may be a wake-up that was overtaken
+        return float(np.max(finishes[done], initial=0.0))
 
     def close(self, end_s: float) -> RunRecords:
         """The records of a run that ended at `end_s`; raises StalledError if it should have gone on."""
@@ -216,4 +218,7 @@ class Cluster:
                     "other event is due"
                 )
             replica.check_empty()
-        return make_records(self, end_s)
+        records = make_records(self, end_s)
+        # replicas and clock stand in cycles with this object: their arrays would outlive it
+        self.replicas, self.clock = [], Clock()
+        return records

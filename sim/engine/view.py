@@ -1,12 +1,7 @@
-"""What a policy written in plain Python sees, and what it returns.
-
-`View` is read-only; the true output length is not in it. `Plan` names launches, admissions and victims; the
-engine allocates blocks and raises `PlanError` if the plan cannot be carried out.
-"""
+"""What a policy written in plain Python sees: one replica at a decision, read-only, without the true output lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,210 +9,357 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.cohort import computed_now, generated_now
-from sim.engine.lane import begin, execute
+from sim.cost import shapes
+from sim.cost.pairs import pair_factor
+from sim.cost.step import decode_attention_s, decode_pass_s, dense_s, head_s, prefill_attention_s
+from sim.cost.traits import TraitModel, Traits
+from sim.engine.cohort import computed_now, decode_need
+from sim.engine.decisions import Decode, Launch, Mixed, Plan, Prefill
+from sim.engine.deployment import Deployment, Target
 from sim.engine.layout import (
-    BLOCK,
+    BY_ARRIVAL,
+    BY_PRIORITY,
     DECODE,
-    DECODE_ALL,
-    DONE,
+    FINISHED_COUNT,
     FREE,
-    N_CHUNKS,
-    N_HOLD,
-    N_PREEMPT,
+    IN_CHUNKS,
+    LANE_BATCH,
+    LANE_BUSY,
+    LANE_CONTEXT,
+    LANE_FLOATS,
+    LANE_INTEGERS,
+    LANE_KIND,
+    LANE_LAYERS,
+    LANE_PART,
+    LANE_START,
+    LANES,
+    LANES_F,
+    LAYERS_DONE,
+    N_WAIT,
     NOW,
     PREFILL,
     READY,
-    REPEAT,
     RUN_HEAD,
-    TOTAL,
+    RUN_ORDER,
+    STEP,
     WAIT_HEAD,
-    WAITING,
+    WAIT_ORDER,
 )
-from sim.engine.plans import clear_plan
-from sim.errors import PlanError
+
+__all__ = ["Batch", "Decode", "Lane", "Mixed", "OpenPrefill", "Plan", "Prefill", "View"]
+
+KINDS = ("", "prefill", "decode", "mixed")
 
 
-@dataclass(frozen=True)
-class Prefill:
-    """Prompt chunks on one lane: pairs of (request id, tokens)."""
-
-    chunks: Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Decode:
-    """One token for each of the requests; None means all that can decode."""
-
-    requests: Iterable[int] | None = None
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """One forward pass with prompt chunks and decodes together."""
-
-    chunks: Sequence[tuple[int, int]]
-    requests: Iterable[int] | None = None
-
-
-Launch = Prefill | Decode | Mixed
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A decision. `admit` names waiting requests that start (None: those of the chunks); `preempt` are evicted
-    and recomputed later; `repeat_for` is how many times the same decode plan may repeat unasked."""
-
-    launches: Sequence[Launch] = ()
-    admit: Iterable[int] | None = None
-    preempt: Iterable[int] = ()
-    repeat_for: int = 1
-
-
-@dataclass(frozen=True)
 class Batch:
-    """Columns over some requests, each of shape (n,)."""
+    """Columns over some requests, in the order of their list, each of shape (n,); made when first looked at."""
 
-    id: NDArray[np.int64]
-    arrival_s: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    computed_tokens: NDArray[np.int64]
-    target_tokens: NDArray[np.int64]  # tokens to compute before decoding: the prompt, more after a preemption
-    generated_tokens: NDArray[np.int64]
-    max_new_tokens: NDArray[np.int64]
-    slo_class: NDArray[np.int64]
-    priority: NDArray[np.int64]
-    decoding: NDArray[np.bool_]
+    def __init__(self, q: Any, r: Any, fixed: Fixed, rows: list[int]) -> None:
+        self._q, self._r, self._fixed, self._rows = q, r, fixed, rows
 
     def __len__(self) -> int:
-        return len(self.id)
+        return len(self._rows)
+
+    def _now(self, column: Any) -> NDArray[np.int64]:
+        """A column that is kept up to date by the steps of the cohort, see `sim.engine.cohort`."""
+        phase, joined, step = self._q.phase, self._q.joined, self._r.iv[STEP]
+        made = [column[i] + step - joined[i] if phase[i] == DECODE else column[i] for i in self._rows]
+        return np.array(made, np.int64)
+
+    @cached_property
+    def id(self) -> NDArray[np.int64]:
+        """Row numbers of the workload, which name requests in a plan."""
+        return np.array(self._rows, np.int64)
+
+    @cached_property
+    def arrival_s(self) -> NDArray[np.float64]:
+        """When they came."""
+        times = self._q.arrival_s  # a closed loop sets it when it sends the request
+        return np.array([times[i] for i in self._rows], np.float64)
+
+    @cached_property
+    def prompt_tokens(self) -> NDArray[np.int64]:
+        """Prompt lengths."""
+        return self._fixed.prompt[self.id]
+
+    @cached_property
+    def max_new_tokens(self) -> NDArray[np.int64]:
+        """What their clients asked for; the true output is at most as long."""
+        return self._fixed.max_new[self.id]
+
+    @cached_property
+    def slo_class(self) -> NDArray[np.int64]:
+        """Class numbers, indices into `View.targets`."""
+        return self._fixed.slo_class[self.id]
+
+    @cached_property
+    def priority(self) -> NDArray[np.int64]:
+        """Lower is more urgent."""
+        return self._fixed.priority[self.id]
+
+    @cached_property
+    def computed_tokens(self) -> NDArray[np.int64]:
+        """Tokens whose KV is in the pool."""
+        return self._now(self._q.computed)
+
+    @cached_property
+    def target_tokens(self) -> NDArray[np.int64]:
+        """Tokens to compute before decoding: the prompt, more after a preemption."""
+        target = self._q.target
+        return np.array([target[i] for i in self._rows], np.int64)
+
+    @cached_property
+    def left_tokens(self) -> NDArray[np.int64]:
+        """Prompt tokens yet to be computed; 0 for those that decode."""
+        return np.maximum(self.target_tokens - self.computed_tokens, 0)
+
+    @cached_property
+    def generated_tokens(self) -> NDArray[np.int64]:
+        """Output tokens so far."""
+        return self._now(self._q.generated)
+
+    @cached_property
+    def decoding(self) -> NDArray[np.bool_]:
+        """Can they take part in a decode step?"""
+        phase = self._q.phase
+        return np.array([phase[i] > PREFILL for i in self._rows], np.bool_)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What a lane is doing or did last: `kind` is prefill, decode, mixed, or "" before the first launch; `sms` its SM
+    set; `layers`, `batch` and `context` (summed over the decodes) of that launch, which began at `started_s`."""
+
+    busy: bool
+    kind: str
+    sms: int
+    layers: int
+    batch: int
+    context: int
+    started_s: float
+
+
+@dataclass(frozen=True)
+class OpenPrefill:
+    """The prefill pass that has begun on a prefill lane: its chunks, and the layers that it has run."""
+
+    chunks: tuple[tuple[int, int], ...]
+    layers_done: int
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """What never changes during a run: columns of the workload, the deployment, SM sets, what is believed of prices.
+
+    `sms`: SMs of each price partition, the whole GPU first; `believer.belief`: prices, and on two lanes slowdowns.
+    """
+
+    prompt: NDArray[np.int64]
+    max_new: NDArray[np.int64]
+    slo_class: NDArray[np.int64]
+    priority: NDArray[np.int64]
+    deployment: Deployment
+    sm_sets: tuple[tuple[int, int], ...]
+    sms: tuple[int, ...]
+    believer: Any
+    traits: TraitModel
+
+    @property
+    def two_lanes(self) -> bool:
+        """Are there two?"""
+        return bool(self.sm_sets)
+
+    def part(self, sms: int | None) -> int:
+        """Price partition of an SM set, -1 if there is none such."""
+        return 0 if sms is None else self.sms.index(sms) if sms in self.sms else -1
+
+
+class Rows:
+    """The waiting and the running as lists of row numbers, walked only when something has changed."""
+
+    def __init__(self, q: Any, r: Any) -> None:
+        self.q, self.r = q, r
+        self._waiting: list[int] = []
+        self._running: list[int] = []
+        self._seen = (-1, -1)
+
+    def refresh(self) -> tuple[list[int], list[int]]:
+        """Both lists as they are now."""
+        iv = self.r.iv
+        waiting, finished = iv[N_WAIT], iv[FINISHED_COUNT]
+        if waiting != self._seen[0]:
+            if iv[WAIT_ORDER] == BY_PRIORITY or not self._waiting or not 0 <= self._seen[0] < waiting:
+                self._waiting = self._walk(iv[WAIT_HEAD])
+            else:
+                # whoever has come stands behind the last one seen
+                self._waiting = self._waiting + self._walk(self.q.next[self._waiting[-1]])
+        if finished != self._seen[1]:
+            self._running = self._walk(iv[RUN_HEAD])
+        self._seen = int(waiting), int(finished)
+        return self._waiting, self._running
+
+    def planned(self, admitted: list[int], victims: list[int]) -> None:
+        """A plan has moved these from one list to the other."""
+        if victims or (admitted and self.r.iv[RUN_ORDER] == BY_ARRIVAL):
+            self._seen = (-1, -1)
+        elif admitted:
+            chosen = set(admitted)
+            self._waiting = [i for i in self._waiting if i not in chosen]
+            self._running = [*self._running, *admitted]
+            self._seen = self._seen[0] - len(admitted), self._seen[1]
+
+    def _walk(self, head: int) -> list[int]:
+        follows, rows, i = self.q.next, [], head
+        while i >= 0:
+            rows.append(int(i))
+            i = follows[i]
+        return rows
 
 
 class View:
-    """One replica at a decision: `waiting` in queue order, `running` in admission order, and its KV pool."""
+    """One replica at a decision: `waiting` in queue order, `running` in the policy's running order, its KV pool.
 
-    def __init__(self, q: Any, r: Any, sms: int) -> None:
-        self._q, self._r = q, r
+    `now_s`: the time; `free_blocks`: KV blocks that nobody holds.
+    """
+
+    def __init__(self, q: Any, r: Any, fixed: Fixed, waiting: list[int], running: list[int]) -> None:
+        self._q, self._r, self._fixed = q, r, fixed
         self.now_s = float(r.fv[NOW])
         self.free_blocks = int(r.iv[FREE])
-        self.num_blocks = int(r.iv[TOTAL])
-        self.block_size = int(r.iv[BLOCK])
-        self.sms = sms
+        self.waiting = Batch(q, r, fixed, waiting)
+        self.running = Batch(q, r, fixed, running)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the pool."""
+        return self._fixed.deployment.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self._fixed.deployment.block_size
+
+    @property
+    def sms(self) -> int:
+        """SMs of the GPU."""
+        return self._fixed.deployment.sms
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return self._fixed.deployment.layers
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What each SLO class asks, by the numbers of `Batch.slo_class`."""
+        return self._fixed.deployment.targets
+
+    @property
+    def partition_sizes(self) -> list[int]:
+        """SM counts that the mechanism can give to the side that is asked for."""
+        d = self._fixed.deployment
+        return d.mechanism.sizes(d.sms, d.compute_capability)
+
+    @property
+    def sm_sets(self) -> tuple[tuple[int, int], ...]:
+        """(prefill SMs, decode SMs) that may run side by side."""
+        return self._fixed.sm_sets
 
     @cached_property
-    def waiting(self) -> Batch:
-        """Requests that hold nothing yet."""
-        return self._batch(WAIT_HEAD)
+    def lanes(self) -> tuple[Lane, ...]:
+        """The prefill lane and the decode lane, with what each is doing; none if the policy has one lane only, which
+        is idle whenever it is asked."""
+        if not self._fixed.two_lanes:
+            return ()
+        return self._lane(0), self._lane(1)
 
     @cached_property
-    def running(self) -> Batch:
-        """Admitted requests, prefilling or decoding."""
-        return self._batch(RUN_HEAD)
+    def open_prefill(self) -> OpenPrefill | None:
+        """The pass that the prefill lane has begun, if there is one."""
+        iv, r = self._r.iv, self._r
+        if not self._fixed.two_lanes or iv[IN_CHUNKS] == 0:
+            return None
+        chunks = tuple((int(r.chunk_id[c]), int(r.chunk_tokens[c])) for c in range(iv[IN_CHUNKS]))
+        return OpenPrefill(chunks, int(iv[LAYERS_DONE]))
+
+    @property
+    def decode_blocks(self) -> int:
+        """New KV blocks that a step of all that can decode takes."""
+        return int(decode_need(self._q, self._r))
 
     def blocks_for(self, tokens: int) -> int:
         """KV blocks that `tokens` tokens take."""
         return -(-tokens // self.block_size)
 
-    def _batch(self, head: int) -> Batch:
-        q, r = self._q, self._r
-        rows: list[int] = []
-        i = int(r.iv[head])
-        while i >= 0:
-            rows.append(i)
-            i = int(q.next[i])
+    def traits(self, launch: Launch) -> Traits:
+        """What a candidate launch would ask of the GPU: CTAs, shared memory, FLOPs, bytes."""
+        return self._fixed.traits(self.shape(launch))
 
-        def column(source: Any, dtype: Any = np.int64) -> NDArray[Any]:
-            return np.array([source[i] for i in rows], dtype=dtype)
+    def seconds(self, launch: Launch) -> float:
+        """Believed GPU seconds of a candidate launch alone on its SM set; KeyError for a set that was not declared."""
+        shape, (b, _) = self.shape(launch), self._fixed.believer.belief
+        sms = None if isinstance(launch, Mixed) else launch.sms
+        part = self._fixed.part(sms)
+        if part < 0:
+            raise KeyError(f"no SM set of {sms}; there are {self._fixed.sms}")
+        batch, context = shape.decode_batch, shape.decode_context_sum
+        if not shape.chunks:
+            return float(decode_pass_s(b, part, batch, context)) if batch else 0.0
+        seconds = dense_s(b, part, shape.tokens, False) - (len(shape.chunks) - 1) * b.pre_fixed_s[part]
+        for q, h in shape.chunks:
+            seconds += prefill_attention_s(b, part, q, h)
+        seconds += decode_attention_s(b, part, batch, context)
+        if shape.layers is not None:
+            seconds *= (shape.layers[1] - shape.layers[0]) / self.layers
+        if shape.layers is None or shape.layers[1] == self.layers:
+            seconds += head_s(b, part, shape.sequences)
+        return float(seconds)
 
-        return Batch(
-            id=np.array(rows, np.int64),
-            arrival_s=column(q.arrival_s, np.float64),
-            prompt_tokens=column(q.prompt),
-            computed_tokens=np.array([computed_now(q, r, i) for i in rows], np.int64),
-            target_tokens=column(q.target),
-            generated_tokens=np.array([generated_now(q, r, i) for i in rows], np.int64),
-            max_new_tokens=column(q.max_new),
-            slo_class=column(q.slo_class),
-            priority=column(q.priority),
-            decoding=np.array([q.phase[i] in (READY, DECODE) for i in rows], np.bool_),
+    def slowdown(self, prefill: Prefill, decode: Decode) -> tuple[float, float]:
+        """Believed factors on the times of a prefill and a decode step side by side; (1, 1) for one lane."""
+        fixed = self._fixed
+        if not fixed.two_lanes:
+            return 1.0, 1.0
+        y = fixed.believer.belief[1]
+        at = y.config[fixed.part(prefill.sms) * len(y.sms) + fixed.part(decode.sms)]
+        if at < 0:
+            raise KeyError(f"({prefill.sms}, {decode.sms}) is none of the declared SM sets {fixed.sm_sets}")
+        a, b = self.shape(prefill), self.shape(decode)
+        history = sum(h for _, h in a.chunks) // max(1, len(a.chunks))
+        mean = b.decode_context_sum // max(1, b.decode_batch)
+        return (
+            float(pair_factor(y, y.factor_prefill, at, a.tokens, history, b.decode_batch, mean)),
+            float(pair_factor(y, y.factor_decode, at, a.tokens, history, b.decode_batch, mean)),
         )
 
+    def shape(self, launch: Launch) -> shapes.Launch:
+        """A candidate launch as the cost model sees it; each context includes the token being computed."""
+        chunks: tuple[tuple[int, int], ...] = ()
+        layers = launch.layers if isinstance(launch, Prefill) else None
+        if isinstance(launch, Prefill | Mixed):
+            named = launch.chunks or (self.open_prefill.chunks if self.open_prefill else ())
+            chunks = tuple((int(n), int(computed_now(self._q, self._r, i))) for i, n in named)
+        batch, context = 0, 0
+        if isinstance(launch, Decode | Mixed):
+            rows = self._decodable() if launch.requests is None else launch.requests
+            contexts = [int(computed_now(self._q, self._r, i)) + 1 for i in rows]
+            batch, context = len(contexts), sum(contexts)
+        graph = isinstance(launch, Decode)
+        return shapes.Launch(chunks, batch, context, layers=layers, graph=graph)
 
-def _is_here(q: Any, r: Any, i: int) -> bool:
-    """Does request i stand in one of this replica's queues?"""
-    while q.prev[i] >= 0:
-        i = q.prev[i]
-    return bool(i == r.iv[WAIT_HEAD] or i == r.iv[RUN_HEAD])
+    def _decodable(self) -> list[int]:
+        phase = self._q.phase
+        return [i for i in self.running._rows if phase[i] == READY or phase[i] == DECODE]
 
-
-def _write_plan(q: Any, r: Any, a: Any, plan: Plan) -> None:
-    """Translate a Plan into plan arrays; raises PlanError where it is not one."""
-    clear_plan(a)
-    if not isinstance(plan, Plan):
-        raise PlanError(f"plan(view) returned {type(plan).__name__}; it must return a Plan")
-    if len(plan.launches) > 1:
-        raise PlanError(
-            "a plan for one lane has at most one launch; use Mixed for chunks and decodes together"
+    def _lane(self, lane: int) -> Lane:
+        iv, at = self._r.iv, LANES + lane * LANE_INTEGERS
+        part = iv[at + LANE_PART]
+        return Lane(
+            busy=bool(iv[at + LANE_BUSY]),
+            kind=KINDS[iv[at + LANE_KIND]],
+            sms=self._fixed.sms[part] if part >= 0 else 0,
+            layers=int(iv[at + LANE_LAYERS]),
+            batch=int(iv[at + LANE_BATCH]),
+            context=int(iv[at + LANE_CONTEXT]) if iv[at + LANE_BATCH] > 0 else 0,
+            started_s=float(self._r.fv[LANES_F + lane * LANE_FLOATS + LANE_START]),
         )
-    victims = [int(i) for i in plan.preempt]
-    launch = plan.launches[0] if plan.launches else None
-    if launch is not None and not isinstance(launch, Prefill | Decode | Mixed):
-        raise PlanError(f"a launch is Prefill, Decode or Mixed, not {type(launch).__name__}")
-    chunks = list(launch.chunks) if isinstance(launch, Prefill | Mixed) else []
-    slots = len(a.chunk_id)
-    if len(victims) > slots or len(chunks) > slots:
-        raise PlanError(f"a plan names more than {slots - 1} requests; raise the policy's max_num_seqs")
-    for n, i in enumerate(victims):
-        if not 0 <= i < len(q.phase) or q.phase[i] not in (PREFILL, READY, DECODE):
-            raise PlanError(f"request {i} is to be preempted but is not running")
-        if not _is_here(q, r, i):
-            raise PlanError(f"request {i} is to be preempted but is on another replica")
-        a.preempt[n] = i
-    a.iv[N_PREEMPT] = len(victims)
-    admitted = None if plan.admit is None else {int(i) for i in plan.admit}
-    for n, (i, tokens) in enumerate(chunks):
-        if not 0 <= i < len(q.phase) or q.phase[i] not in (WAITING, PREFILL):
-            state = (
-                "finished" if 0 <= i < len(q.phase) and q.phase[i] == DONE else "not waiting or prefilling"
-            )
-            raise PlanError(f"request {i} has a chunk but is {state}")
-        if not _is_here(q, r, i):
-            raise PlanError(f"request {i} has a chunk but is on another replica")
-        if admitted is not None and q.phase[i] == WAITING and i not in admitted:
-            raise PlanError(f"request {i} waits and has a chunk but is not in `admit`")
-        a.chunk_id[n], a.chunk_tokens[n], a.chunk_reserve[n] = int(i), int(tokens), 0
-    if admitted is not None and not admitted <= {int(i) for i, _ in chunks}:
-        raise PlanError(
-            f"requests {sorted(admitted - {int(i) for i, _ in chunks})} are admitted without a chunk"
-        )
-    a.iv[N_CHUNKS] = len(chunks)
-    a.iv[DECODE_ALL] = int(isinstance(launch, Decode | Mixed))
-    if isinstance(launch, Decode | Mixed) and launch.requests is not None:
-        _write_holds(q, r, a, {int(i) for i in launch.requests}, set(victims))
-    a.iv[REPEAT] = max(1, int(plan.repeat_for)) if not chunks else 1
-
-
-def _write_holds(q: Any, r: Any, a: Any, wanted: set[int], victims: set[int]) -> None:
-    n = 0
-    i = int(r.iv[RUN_HEAD])
-    able = set()
-    while i >= 0:
-        if q.phase[i] in (READY, DECODE) and i not in victims:
-            able.add(i)
-            if i not in wanted:
-                a.hold[n] = i
-                n += 1
-        i = int(q.next[i])
-    if not wanted <= able:
-        raise PlanError(f"requests {sorted(wanted - able)} are to decode but cannot")
-    a.iv[N_HOLD] = n
-
-
-def advance_object(
-    policy: Any, q: Any, r: Any, a: Any, p: Any, sms: int, limit: float, look_ahead: float
-) -> None:
-    """Run a replica until `limit` under a policy with `plan(view)`."""
-    while begin(q, r, p, limit):
-        _write_plan(q, r, a, policy.plan(View(q, r, sms)))
-        if not execute(q, r, a, p, look_ahead):
-            return

@@ -270,7 +270,7 @@ def _shares_sms(policy: Any) -> bool:
 
 def _predicts(policy: Any) -> bool:
     """Policies say so, or share the SMs; what plain Python does with its view cannot be known."""
-    return bool(getattr(policy, "predicts", _shares_sms(policy) or not is_compiled(policy)))
+    return bool(_shares_sms(policy) or getattr(policy, "predicts", not is_compiled(policy)))
 
 
 def _ranks(policy: Any) -> bool:
@@ -293,7 +293,9 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
     ):
         if asked and not any(map(heeds, policies)):
             name = ".".join(key)
-            raise SimctlError(f"{source.where(key)}: `{name}` has no effect, since none of the policies {who}")
+            raise SimctlError(
+                f"{source.where(key)}: `{name}` has no effect, since none of the policies {who}"
+            )
     for index, policy in enumerate(policies):
         try:
             _deploy(setting, policy)

@@ -1,0 +1,90 @@
+"""Running a policy written in plain Python, any object with `plan(view)`, on one lane or on two.
+
+Attributes that the engine looks for, all optional: `max_num_seqs` (256), `max_num_batched_tokens` (8192), `lanes` (1),
+`sm_sets` (pairs of SM counts, or a method of the deployment that returns them), `wait_order`, `run_order`, `label`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sim.cost.base import CostModel
+from sim.cost.traits import TraitModel
+from sim.engine.deployment import Deployment
+from sim.engine.lane import begin, execute
+from sim.engine.lanes import begin_lanes, execute_lanes
+from sim.engine.replica import OneLane, TwoLanes
+from sim.engine.translate import write_lanes, write_plan
+from sim.engine.view import Fixed, Rows, View
+from sim.errors import SimctlError
+
+
+def object_sets(policy: Any, d: Deployment) -> list[tuple[int, int]]:
+    """Its (prefill SMs, decode SMs) pairs: as declared, or every split that the mechanism can make."""
+    if getattr(policy, "lanes", 1) == 1:
+        return []
+    declared = getattr(policy, "sm_sets", None)
+    sizes = d.mechanism.sizes(d.sms, d.compute_capability)
+    if declared is None:
+        return [(size, d.sms - size) for size in sizes]
+    pairs = [(int(p), int(s)) for p, s in (declared(d) if callable(declared) else declared)]
+    legal = {d.sms, *sizes, *(d.sms - size for size in sizes)}
+    for size in sorted({size for pair in pairs for size in pair} - legal):
+        near = min(legal, key=lambda other: (abs(other - size), other))
+        raise SimctlError(
+            f"policy '{getattr(policy, 'label', type(policy).__name__)}': {size} SMs are no set that "
+            f"'{d.mechanism.name}' can make on {d.gpu} ({d.sms} SMs); the nearest is {near}"
+        )
+    return pairs
+
+
+def sizes_of(pairs: Sequence[tuple[int, int]], d: Deployment) -> list[int]:
+    """SMs of each price partition that the pairs need, the whole GPU first."""
+    return [d.sms, *sorted({size for pair in pairs for size in pair} - {d.sms})]
+
+
+class ObjectLoop:
+    """The loop of one replica: `loop(limit, look_ahead)` asks the policy until `limit`."""
+
+    def __init__(
+        self, policy: Any, lanes: OneLane, a: Any, cost: CostModel, d: Deployment, sms: list[int]
+    ) -> None:
+        q, r = lanes.q, lanes.r
+        self.policy, self.lanes, self.q, self.r, self.a, self.p = policy, lanes, q, r, a, lanes.p
+        self.rows = Rows(q, r)
+        self.fixed = Fixed(
+            prompt=np.array(q.prompt, np.int64),
+            max_new=np.array(q.max_new, np.int64),
+            slo_class=np.array(q.slo_class, np.int64),
+            priority=np.array(q.priority, np.int64),
+            deployment=d,
+            sm_sets=tuple(object_sets(policy, d)),
+            sms=tuple(sms),
+            believer=lanes,
+            traits=TraitModel(cost),
+        )
+
+    def one(self, limit: float, look_ahead: float) -> None:
+        """Run one lane until `limit`."""
+        q, r, a, p = self.q, self.r, self.a, self.p
+        while begin(q, r, p, limit):
+            write_plan(q, r, a, self.policy.plan(self.view()), self.rows)
+            if not execute(q, r, a, p, look_ahead):
+                return
+
+    def two(self, limit: float) -> None:
+        """Run two lanes until `limit`."""
+        q, r, a, p = self.q, self.r, self.a, self.p
+        assert isinstance(self.lanes, TwoLanes)
+        x = self.lanes.x
+        while begin_lanes(q, r, x, limit):
+            write_lanes(q, r, a, self.policy.plan(self.view()), self.rows, self.fixed)
+            if not execute_lanes(q, r, a, p, x):
+                return
+
+    def view(self) -> View:
+        """What the policy is shown now."""
+        return View(self.q, self.r, self.fixed, *self.rows.refresh())
