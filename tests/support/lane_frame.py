@@ -51,6 +51,8 @@ def metrics(records: RunRecords) -> dict[str, float]:
         "preemptions": float(frame["preemptions"].sum()),
         "largest_batch": float(decode["decode_batch"].max()),
         "largest_prefill": float(prefill["prefill_tokens"].max()),
+        "tokens_of_several": float(prefill.loc[prefill["chunks"] > 1, "prefill_tokens"].max()),
+        "most_layers": float(prefill["layers"].max()),
         "prefill_sms": float(np.average(prefill["sms"], weights=prefill["end_s"] - prefill["start_s"])),
         "decode_sms": float(np.average(decode["sms"], weights=decode["end_s"] - decode["start_s"])),
         "decode_sms_beside": float(beside["sms"].mean()) if len(beside) else 0.0,
