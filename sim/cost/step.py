@@ -158,7 +158,7 @@ def chunked_pass_s(
 ) -> float:
     """GPU seconds of a step of `tokens` tokens in `chunks` chunks with b decodes of c context tokens in all.
 
-    `prefill_s`: attention of the chunks as kernels apart, fixed times of all counted; `pairs`: their query-key pairs."""
+    `prefill_s`: attention of the chunks as kernels apart, each with its fixed time; `pairs`: their query-key pairs."""
     seconds: float = dense_s(P, part, tokens + b, False) + head_s(P, part, chunks + b)
     seconds += prefill_s - (chunks - 1) * P.pre_fixed_s[part]
     if b > 0:

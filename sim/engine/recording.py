@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sim.cost.fallbacks import FALLBACKS
+from sim.cost.fused_steps import fused_columns
 from sim.engine.layout import (
     ATTENTION_SM_S,
     BUSY_S,
@@ -159,6 +160,8 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         whole = [name for name in STEP_FIELDS if name != "slowdown" and not name.endswith("_s")]
         steps[whole] = steps[whole].astype(np.int64)
         steps["graph"] = steps["chunks"] == 0
+        for name, column in fused_columns(cluster.groups[0].cost, cluster.attention, steps).items():
+            steps[name] = column
     return RunRecords(
         requests=_request_frame(cluster),
         itl_s=_pooled([replica.gaps for replica in cluster.replicas]),
@@ -174,6 +177,7 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         steps=steps,
         pools=_pools(cluster, final, window),
         link=cluster.link_facts(),
+        fused_label=cluster.groups[0].cost.fused_label(cluster.attention),
     )
 
 

@@ -55,15 +55,18 @@ class RunRecords:
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
-    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split), `fallback`, `graph`.
+    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split), `fallback` (why attention
+    was not fused, a number of `sim.cost.fallbacks`), `graph`; in a run with fused attention also `virtual_ctas` (decode
+    CTAs in one CTA), `tile` and `occupancy` (CTAs on an SM) of the steps that ran fused.
 
     `pools`: the same sums by pool, empty for a run without; `num_blocks` is then that of the first pool's replicas.
+    `fused_label`: where the prices of fused attention come from; empty for a run without.
     `link`: what the links between pools are (`sim.engine.link.Link`), with `sent_gb` and `busy_s` of all.
     """
 
     requests: pd.DataFrame
     itl_s: NDArray[np.float64]
-    itl_count: NDArray[np.int64]
+    itl_count: NDArray[np.int32]
     itl_end_s: NDArray[np.float64]
     totals: dict[str, float]
     window_totals: dict[str, float]
@@ -75,4 +78,5 @@ class RunRecords:
     steps: pd.DataFrame | None = None
     pools: list[PoolRecords] = field(default_factory=list)
     link: dict[str, Any] | None = None
+    fused_label: str = ""
     notes: list[str] = field(default_factory=list)

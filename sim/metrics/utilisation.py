@@ -20,8 +20,7 @@ from sim.metrics.window import gaps_in
 def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[str, Any]:
     """Per-cent activity over (window x replicas), energy, and the share of busy time by provenance label.
 
-    Power peaks need a model of power in time and are None, `power_cap_pct` likewise; `fast_path_pct` and
-    `fallbacks` speak of fused kernels and are empty for runs without one.
+    Power peaks need a model of power in time and are None, `power_cap_pct` likewise.
     """
     totals = records.window_totals
     gpu_s = (records.window_s[1] - records.window_s[0]) * records.replicas
@@ -44,11 +43,21 @@ def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[s
         "peak_power_w": None,
         "p99_power_w": None,
         "power_cap_pct": None,
-        "fast_path_pct": None,
-        "fallbacks": {},
+        **fast_path(totals),
         "flagged_steps": int(totals["flagged"]),
         "iterations": int(totals["iterations"]),
         "provenance": provenance_share(records, cost),
+    }
+
+
+def fast_path(totals: Mapping[str, float]) -> dict[str, Any]:
+    """`fast_path_pct`: per cent of the steps with chunks and decodes whose attention ran fused, None where none was
+    to; `fallbacks`: how many of them took separate kernels, by reason."""
+    named = {name.partition("/")[2]: int(n) for name, n in totals.items() if name.startswith("fallback/")}
+    fused, fell = int(totals["fast_path_steps"]), sum(named.values())
+    return {
+        "fast_path_pct": 100 * fused / (fused + fell) if fused + fell else None,
+        "fallbacks": {reason: n for reason, n in named.items() if n},
     }
 
 
@@ -84,9 +93,13 @@ def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:
     labels = cost.provenance()
     seconds: dict[str, float] = {}
     for count, launch in mean_launches(records):
+        fused = totals["fast_path_steps"] / count if launch.chunks else 0.0
         for part in cost.solo(launch).by_operator:
             label = labels.get(part.name, part.label)
-            seconds[label] = seconds.get(label, 0.0) + count * part.seconds
+            mixed = fused if part.name in ("prefill_attention", "decode_attention") else 0.0
+            for name, weight in ((label, 1.0 - mixed), (records.fused_label, mixed)):
+                if weight > 0:
+                    seconds[name] = seconds.get(name, 0.0) + weight * count * part.seconds
     priced = sum(seconds.values())
     if priced <= 0 or totals["busy_s"] <= 0:
         return {}
