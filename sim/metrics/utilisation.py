@@ -54,7 +54,7 @@ def fast_path(totals: Mapping[str, float]) -> dict[str, Any]:
     """`fast_path_pct`: per cent of the steps with chunks and decodes whose attention ran fused, None where none was
     to; `fallbacks`: how many of them took separate kernels, by reason."""
     named = {name.partition("/")[2]: int(n) for name, n in totals.items() if name.startswith("fallback/")}
-    fused, fell = int(totals["fast_path_steps"]), sum(named.values())
+    fused, fell = int(totals.get("fast_path_steps", 0)), sum(named.values())
     return {
         "fast_path_pct": 100 * fused / (fused + fell) if fused + fell else None,
         "fallbacks": {reason: n for reason, n in named.items() if n},
@@ -93,7 +93,7 @@ def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:
     labels = cost.provenance()
     seconds: dict[str, float] = {}
     for count, launch in mean_launches(records):
-        fused = totals["fast_path_steps"] / count if launch.chunks else 0.0
+        fused = totals.get("fast_path_steps", 0) / count if launch.chunks else 0.0
         for part in cost.solo(launch).by_operator:
             label = labels.get(part.name, part.label)
             mixed = fused if part.name in ("prefill_attention", "decode_attention") else 0.0
