@@ -10,6 +10,7 @@ from sim.cost.launching import captured_tokens, grid_tokens
 
 MOST_PARTITIONS = 6  # decode graphs are kept for the SM sets used most
 MOST_GRAPHS = 60
+MOST_PIECEWISE = 140  # row counts x SM sets
 MOST_ROWS = 2048  # larger passes keep the GPU longer than the host needs to launch every kernel
 HEADROOM = 1.5  # batches grow beyond a dry run's where the device is slower than its tables
 
@@ -38,15 +39,21 @@ def wanted(works: Sequence[Work], sequences: int) -> tuple[list[Key], list[Key]]
     top = min(sequences, int(HEADROOM * most) + 1)
     sizes = sorted({decode_bucket(n) for n in range(1, top + 1)})
     per_set = max(1, MOST_GRAPHS // max(1, len(sets)))
-    while len(sizes) > per_set:
-        # drop every other one, the largest kept
-        sizes = sorted(sizes[::-1][::2])
+    sizes = _thinned(sizes, per_set)
     graphs = [(lane, sms, size) for lane, sms in sets for size in sizes] if most else []
     prompts = {(work.lane, work.sms) for work in works if work.chunks}
     largest = max((row_bucket(work.rows) for work in works if work.chunks), default=0)
     rows = sorted({row_bucket(n) for n in range(1, min(largest, MOST_ROWS) + 1)})
+    rows = _thinned(rows, max(1, MOST_PIECEWISE // max(1, len(prompts))))
     pieces = [(lane, sms, n) for lane, sms in sorted(prompts) for n in rows]
     return sorted(graphs, key=lambda key: -key[2]), sorted(pieces, key=lambda key: -key[2])
+
+
+def _thinned(sizes: list[int], most: int) -> list[int]:
+    """At most `most` of them: every other one is dropped until they fit, the largest kept."""
+    while len(sizes) > most:
+        sizes = sorted(sizes[::-1][::2])
+    return sizes
 
 
 def fitting(sizes: Sequence[int], size: int) -> int | None:

@@ -21,6 +21,7 @@ from sim.engine.layout import DECODE_LANE
 from sim.errors import CalibrationError
 
 NOBODY = 1 << 40  # request numbers from here on stand for no request: capturing
+MOST_PADDING = 1.125  # a pass is launched eagerly rather than in graphs for so many more rows
 SPIN_S = 20e-6
 
 
@@ -34,7 +35,7 @@ class _Lane:
         event = lab.torch.cuda.Event
         self.start, self.end = event(enable_timing=True), event(enable_timing=True)
         self.decode_graphs: dict[int, dict[int, Any]] = {}
-        self.pieces: dict[tuple[int, int], list[Any]] = {}
+        self.pieces: dict[int, dict[int, list[Any]]] = {}
         self.pending: Iterator[None] | None = None
         self.batch: Batch
         self.work: Work
@@ -134,7 +135,7 @@ class GpuDevice:
                     mine.forward.piece(number, rows)
                     stream.synchronize()
                 graphs.append(self._capture(lambda number=number: mine.forward.piece(number, rows)))
-            mine.pieces[(sms, rows)] = graphs
+            mine.pieces.setdefault(sms, {})[rows] = graphs
         self.pool.release(NOBODY)
 
     def launch(self, work: Work, released: list[int]) -> None:
@@ -183,18 +184,20 @@ class GpuDevice:
         yield
 
     def _plan_prompts(self, mine: _Lane, work: Work) -> str:
+        held = mine.pieces.get(work.sms, {})
         if work.layers[0] == 0:
-            rows = row_bucket(work.rows)
-            size = rows if (work.sms, rows) in mine.pieces else work.rows
+            size = fitting(list(held), row_bucket(work.rows))
+            if size is None or size > MOST_PADDING * row_bucket(work.rows) + 16:
+                size = work.rows
             mine.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, size)
             mine.forward.tables.send(mine.batch)
             mine.attention.plan(mine.batch)
-        return "piecewise" if (work.sms, mine.batch.rows) in mine.pieces else "eager"
+        return "piecewise" if mine.batch.rows in held else "eager"
 
     def _prompt_pass(self, mine: _Lane, kind: str) -> Iterator[None]:
         """One layer at a time; the lane's stream is current whenever this goes on."""
         forward, rows = mine.forward, mine.batch.rows
-        graphs = mine.pieces[(mine.work.sms, rows)] if kind == "piecewise" else None
+        graphs = mine.pieces[mine.work.sms][rows] if kind == "piecewise" else None
         first, last = mine.work.layers
         stream = self.torch.cuda.current_stream()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.cost.profiled import ProfiledCost
 from sim.engine import simulate
 from sim.policies import make_policy
 from sim.study.plan import Setting
@@ -42,7 +43,7 @@ class Case:
         return f"{policy}_{self.mode}_{self.load:g}_{self.repeat}"
 
 
-def capacity(setting: Setting, entry: Any, seed: int) -> float:
+def capacity(setting: Setting, entry: Any, seed: int, cost: ProfiledCost) -> float:
     """Requests per second that the simulated system completes while it has more than it can do.
 
     The experiment's workload, with at least 2000 requests where its trace has them, all offered at once within a
@@ -54,9 +55,7 @@ def capacity(setting: Setting, entry: Any, seed: int) -> float:
         spec = e.workload.model_copy(update={"num_prompts": CAPACITY_REQUESTS})
     crowded = Setting(e.model_copy(update={"workload": spec}), setting.base_dirs)
     workload = crowded.workload(float(CAPACITY_REQUESTS), seed)
-    records = simulate(
-        workload, make_policy(entry), setting.cost(), seed=seed, jitter=False, estimator=_belief(e)
-    )
+    records = simulate(workload, make_policy(entry), cost, seed=seed, jitter=False, estimator=_belief(e))
     ends = np.sort(records.requests["finish_s"].dropna().to_numpy())
     low, high = int(0.2 * len(ends)), int(0.8 * len(ends))
     return float((high - low) / (ends[high] - ends[low]))
@@ -73,12 +72,13 @@ def expand(
     loads: Sequence[float],
     step_load: float | None,
     repeats: int,
+    cost: ProfiledCost,
 ) -> list[Case]:
     """All cases, a policy at a time; repeats are the same requests again, since what is repeated is the machine."""
     cases = []
     seed = setting.experiment.seed
     for entry, label in entries:
-        top = capacity(setting, entry, seed)
+        top = capacity(setting, entry, seed, cost)
         wanted = [(load, FLAT) for load in loads] + ([(step_load, STEP)] if step_load is not None else [])
         for load, mode in wanted:
             for repeat in range(repeats):

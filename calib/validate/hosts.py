@@ -21,11 +21,12 @@ FILE = "_host.yaml"
 
 
 def fit_hosts(steps: pd.DataFrame, terms: HostTerms, layers: int, source: str) -> HostTerms:
-    """Terms from a log: what precedes a launch and reading back are gaps, launching runs beside the GPU.
+    """Terms from a log: what neither the GPU nor launching beside it accounts for is the gap of a step.
 
-    Medians, and a line in the number of sequences for launches; terms that the log does not show keep those of `terms`.
+    Medians; terms that the log does not show keep those of `terms`.
     """
-    steps = steps.assign(gap_s=steps["decide_s"] + steps["plan_s"] + steps["read_s"])
+    taken_s = steps["end_s"] - steps["start_s"]
+    steps = steps.assign(gap_s=taken_s - np.maximum(steps["gpu_s"], steps["launch_s"]))
     graph, pieces = steps[steps["launch"] == "graph"], steps[steps["launch"] == "piecewise"]
     found: dict[str, Any] = {}
     if len(graph):

@@ -76,6 +76,7 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     from calib.validate.bench import DryBench, GpuBench
     from calib.validate.cases import expand
     from calib.validate.files import finished
+    from calib.validate.hosts import with_hosts
     from calib.validate.measure import measure
     from calib.validate.page import write_pages
     from calib.validate.study import check_folder, fit_hosts_of, keep_experiment
@@ -91,12 +92,13 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
         if options["dry_run"]
         else GpuBench(study.setting.experiment.model, setting.experiment.seed)
     )
-    say("predicting the policies' capacities")
-    cases = expand(setting, entries, loads, options["load_step"], options["repeats"])
     keep_experiment(folder, study)
     if options["hosts_from"] is not None:
         fit_hosts_of(options["hosts_from"] / "cases", folder, setting)
-    left = measure(setting, cases, folder, bench, options["time_limit"] or 1e9, say)
+    cost = with_hosts(setting.cost(), folder)
+    say("predicting the policies' capacities")
+    cases = expand(setting, entries, loads, options["load_step"], options["repeats"], cost)
+    left = measure(setting, cost, cases, folder, bench, options["time_limit"] or 1e9, say)
     if not finished(folder):
         raise SimctlError(f"the time limit left no room for a single case; {left} are to do")
     rows = write_pages(folder, output)

@@ -66,13 +66,16 @@ def test_a_neighbour_slows_only_while_it_runs() -> None:
 
 def test_host_terms_are_medians_of_the_log() -> None:
     terms = real_cost().launching.terms
+    gpu_s = [5e-3] * 3 + [12e-3, 12e-3, 0.5e-3]
+    launch_s = [2e-4] * 3 + [3.2e-3, 3.2e-3, 0.8e-3]
+    gaps = [7e-4] * 3 + [1.1e-3] * 3
     log = pd.DataFrame(
         {
             "launch": ["graph"] * 3 + ["piecewise"] * 3,
-            "decide_s": 1e-4,
-            "plan_s": [5e-4] * 3 + [9e-4] * 3,
-            "read_s": 1e-4,
-            "launch_s": [2e-4] * 3 + [3.2e-3, 3.2e-3, 0.8e-3],
+            "start_s": 1.0,
+            "end_s": [1.0 + max(g, h) + gap for g, h, gap in zip(gpu_s, launch_s, gaps, strict=True)],
+            "gpu_s": gpu_s,
+            "launch_s": launch_s,
             "first_layer": 0,
             "last_layer": [32] * 5 + [8],
         }
