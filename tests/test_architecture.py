@@ -78,7 +78,10 @@ def test_metrics_read_records_and_no_engine_objects() -> None:
 def test_policies_use_the_engines_arrays_and_nothing_that_holds_time() -> None:
     allowed = {
         f"sim.engine.{name}"
-        for name in ("deployment", "layout", "queues", "cohort", "plans", "lane", "lanes", "view")
+        for name in (
+            *("deployment", "layout", "queues", "cohort", "plans", "lane", "lanes", "view"),
+            *("dispatch", "pooled"),
+        )
     }
     for path in files_of("policies"):
         engine = {name for name in imports(path) if under(name, "sim.engine")}

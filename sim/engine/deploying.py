@@ -59,6 +59,7 @@ def deploy(
         targets,
         pool,
         cost.tp,
+        knobs["block_size"] * cost.model.kv_bytes_per_token(),
     )
     tokens, seqs = largest_step(policy, first)
     # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)

@@ -67,6 +67,7 @@ class Deployment:
 
     `targets`: one per SLO class, in the order of the requests' class numbers. `pool`: prefill, decode or mixed, empty
     where replicas do everything. `tp`: GPUs of the replica; SMs and blocks are one's.
+    `block_bytes`: of a KV block on one GPU.
     """
 
     num_blocks: int
@@ -80,6 +81,7 @@ class Deployment:
     targets: tuple[Target, ...] = (Target(),)
     pool: str = ""
     tp: int = 1
+    block_bytes: int = 0
 
 
 def check_sets(pairs: Sequence[tuple[int, int]], deployment: Deployment, policy: str) -> None:

@@ -80,6 +80,10 @@ class Dispatcher(Protocol):
         """The prompt of request i is computed."""
         ...
 
+    def moved(self, i: int) -> None:
+        """Request i holds nothing any more where its prompt was computed."""
+        ...
+
     def finished(self, i: int) -> None:
         """Request i has all its tokens."""
         ...

@@ -21,6 +21,7 @@ from sim.engine.layout import (
     NOW,
     ON_HOST,
     REPEAT,
+    RESERVED,
     SWAP,
     WAITING,
 )
@@ -51,9 +52,22 @@ def has_kv(q: Any, i: int) -> bool:
 
 
 @jit
+def blocks_of(r: Any, tokens: int) -> int:
+    """Blocks that so many tokens take."""
+    return int(-(-tokens // r.iv[BLOCK]))
+
+
+@jit
 def kv_blocks(q: Any, r: Any, i: int) -> int:
     """Blocks that the computed tokens of waiting request i take."""
-    return int(-(-q.computed[i] // r.iv[BLOCK]))
+    return blocks_of(r, q.computed[i])
+
+
+@jit
+def promise(q: Any, r: Any, i: int, blocks: int) -> None:
+    """Promise blocks to request i, which the plan is about to admit; it loses them when it ends or is evicted."""
+    r.iv[RESERVED] += blocks - q.reserved[i]
+    q.reserved[i] = blocks
 
 
 @jit

@@ -245,6 +245,7 @@ class PooledCluster(Cluster):
             self.pull_wait_s[i] = max(0.0, move.pulled_s - q.first_token_s[i])
             let_go(q, source.r, i, now)
             take_over(q, target.r, i, move.reserve, now)
+            self.dispatcher.moved(i)
         for replica in (source, target):
             replica.interrupt(now)
             self._pull(replica.index)
@@ -265,6 +266,7 @@ class PooledCluster(Cluster):
         source = self.replicas[self.replica_of[i]]
         let_go(self.q, source.r, i, now)
         start_again(self.q, self.replicas[k].r, i, now)
+        self.dispatcher.moved(i)
         for replica in (source, self.replicas[k]):
             replica.interrupt(now)
             self._pull(replica.index)

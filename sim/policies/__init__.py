@@ -27,6 +27,7 @@ BUILT_IN = {
     "semi-pd": "sim.policies.semi_pd:SemiPdPolicy",
     "distserve": "sim.policies.distserve:DistServePolicy",
     "splitwise": "sim.policies.splitwise:SplitwisePolicy",
+    "pod": "sim.policies.pod:PodPolicy",
     "slo-admission": "sim.policies.slo_admission:SloAdmission",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named
