@@ -30,7 +30,7 @@ from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
 from sim.policies.bullet_plan import REACH, plan
 from sim.policies.bullet_state import MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES
-from sim.policies.splits import split_parts
+from sim.policies.splits import decode_sizes, split_parts
 from sim.workload.workload import Workload
 
 PAPER = "arXiv:2504.19516"
@@ -104,9 +104,9 @@ class BulletPolicy(CompiledPolicy):
             0.01, "share of the blocks kept free at admission", "vLLM v0's", minimum=0, maximum=1
         ),
         "decode_stream": Knob(
-            "high",
+            "normal",
             "priority of decode's stream on shared SMs, where the profile has measured it",
-            "BulletServe 47c77da: -1 for decode",
+            "choice; BulletServe 47c77da gives decode the higher one",
             choices=("normal", "high"),
         ),
         "ttft_ms_per_token": Knob(
@@ -128,10 +128,10 @@ class BulletPolicy(CompiledPolicy):
         """The longest pass."""
         return min(int(self["longest_pass"]), deployment.max_context)
 
-    def decode_sizes(self, deployment: Deployment) -> list[int]:
+    def splits(self, deployment: Deployment) -> list[int]:
         """SMs of decode in every split, ascending; prefill has the rest."""
         total, least = deployment.sms, int(self["min_decode_sms"])
-        made = deployment.mechanism.sizes(total, deployment.compute_capability)
+        made = decode_sizes(deployment, total, self.label)
         sizes = [size for size in made if least <= size <= total - least]
         if not sizes:
             raise SimctlError(
@@ -151,7 +151,7 @@ class BulletPolicy(CompiledPolicy):
             raise SimctlError(
                 f"policy '{self.label}': temporal_reuse: overlap needs sets that may overlap (mask_overlap, mechanism)"
             )
-        decode = self.decode_sizes(deployment)
+        decode = self.splits(deployment)
         near = [(i, j) for i in range(len(decode)) for j in range(len(decode)) if abs(i - j) <= REACH]
         pairs = [(total - decode[i], decode[j]) for i, j in near]
         if self._overlaps(deployment):
@@ -164,7 +164,7 @@ class BulletPolicy(CompiledPolicy):
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
         """As `sim.policies.bullet_state` names them."""
         ns = [round(1e3 * self[key]) for key in ("prediction_us", "sync_us", "handoff_us")]
-        decode = self.decode_sizes(deployment)
+        decode = self.splits(deployment)
         parts = (
             split_parts(deployment, decode, self.price_partitions(deployment)) if self["partition"] else []
         )
@@ -182,7 +182,7 @@ class BulletPolicy(CompiledPolicy):
             int(self["handover_layers"]),
             *ns,
             round(1e9 * deployment.mechanism.switch_s),
-            len(decode) if self["partition"] else 1,
+            max(1, len(decode)),
             *parts,
         ], [1.0 - float(self["percentile"]) / 100.0, float(self["alpha_weight"]), *self._limits(deployment)]
 

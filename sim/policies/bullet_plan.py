@@ -58,6 +58,7 @@ from sim.policies.bullet_state import (
     LAYER,
     LESS_DECODE,
     LESS_PREFILL,
+    OFF,
     ONLINE,
     OVERLAP,
     OVERLAP_MASKS,
@@ -198,7 +199,7 @@ def hands_over(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> bool:
     held = r.policy_i[P_SPLIT]
     if r.iv[IN_CHUNKS] == 0 or layers_left(r) > ki[HANDOVER] or r.iv[N_WAIT] > 0 or ki[OVERLAP_MASKS] == 0:
         return False
-    if held == WHOLE or may_prefill(r) or ki[PARTITION] == 0:
+    if held == WHOLE or may_prefill(r) or ki[PARTITION] == 0 or ki[REUSE] == OFF:
         return False
     left = prefill_s(q, r, a, b, y, ki, layers_left(r), prefill_part(ki, held), prefill_part(ki, WHOLE))
     return bool(r.fv[NOW] + left <= r.policy_f[DEADLINE])

@@ -12,8 +12,8 @@ attention and of wave loss stand in `fixed` and `work`, which two prices a, b gi
 work = (t_a - t_b) / (1 / D_a - 1 / D_b), fixed = t_b - work / D_b.
 Least decode: D = work / (allowed - fixed), rounded up to a set that exists. Where more than one set lies between a and
 b, the price of that answer replaces one of them, and the law is solved again: a price or two more, not one for every
-set. Balanced: with the prefill's fixed' + work' / (N - D) the ratios are equal where a quadratic in D is zero; the
-nearest set.
+set. Balanced: the prefill's law is fixed' + work' / (N - D); the split is where the two laws cross, which takes no
+further price.
 """
 
 from __future__ import annotations
@@ -199,24 +199,17 @@ def _balanced_directly(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> int:
         return int(low)
     sms_low, sms_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
     work = (d_low - d_high) / (1.0 / sms_low - 1.0 / sms_high)
+    fixed = d_low - work / sms_low
     rest_low, rest_high = _prefill_sms(r, ki, low), _prefill_sms(r, ki, high)
     other = (p_high - p_low) / (1.0 / rest_high - 1.0 / rest_low)
-    total = sms_low + rest_low
-    # fixed' + other / (N - D) = fixed + work / D, times D (N - D)
-    gap = (p_low - other / rest_low) - (d_low - work / sms_low)
-    half = 0.5 * (gap * total + other + work)
-    root = math.sqrt(max(0.0, half * half - gap * work * total))
-    # the one root within 0..N, written so that a gap of zero needs no case of its own
-    below = half + root
-    return _nearest(r, ki, low, high, work * total / below if below > 0.0 else 0.0)
-
-
-@jit
-def _nearest(r: Any, ki: Any, low: int, high: int, sms: float) -> int:
-    """The split between two whose decode set has about that many SMs."""
-    s = low
-    while s < high and decode_sms(r, ki, s + 1) <= sms:
+    beside = p_low - other / rest_low
+    # follow both laws to where they cross, and take the better of the two sets there
+    s, d = low, d_low
+    while s < high:
+        p_next = beside + other / _prefill_sms(r, ki, s + 1)
+        d_next = fixed + work / decode_sms(r, ki, s + 1)
+        if p_next >= d_next:
+            return int(s + 1 if p_next < d else s)
         s += 1
-    if s < high and decode_sms(r, ki, s + 1) - sms < sms - decode_sms(r, ki, s):
-        s += 1
+        d = d_next
     return int(s)
