@@ -1,4 +1,4 @@
-"""What holds for every run with pools: conservation on both sides, one order of time, no trace of how it was computed."""
+"""What holds for every run with pools: conservation on both sides, one order of time, the same bytes either way."""
 
 from __future__ import annotations
 
