@@ -115,7 +115,7 @@ def _queues(point: Point, winner: Point) -> bool:
 def _queue_words(point: Point, winner: Point) -> str:
     words = f"queue {_pair(point, winner, 'mean_queue_ms', 'ms')}"
     cause, evidence = _sm_loss(point, winner)
-    return words if cause == "slower steps" else f"{words}; {evidence}"
+    return f"{words}; {evidence}" if cause in LOSSES else words
 
 
 def _transfers(point: Point, winner: Point) -> bool:
@@ -133,8 +133,18 @@ def _sm_loss(point: Point, winner: Point) -> tuple[str, str]:
     base = {word: sum(_of(winner, ("sm_time_pct", c)) for c in classes) for word, classes in LOSSES.items()}
     word = max(lost, key=lambda w: lost[w] - base[w])
     if lost[word] - base[word] < 1.0:
-        return "slower steps", f"mean TPOT {_pair(point, winner, 'mean_tpot_ms', 'ms')}"
+        return _slower(point, winner)
     return word, f"{word} {number(lost[word], 2)} % of SM time against {number(base[word], 2)} %"
+
+
+def _slower(point: Point, winner: Point) -> tuple[str, str]:
+    """No class of lost SM time stands out: the mean of TPOT, or the tail that is longer."""
+    if _of(point, "mean_tpot_ms") > 1.02 * _of(winner, "mean_tpot_ms"):
+        return "slower steps", f"mean TPOT {_pair(point, winner, 'mean_tpot_ms', 'ms')}"
+    longer = max(
+        ("ttft", "tpot"), key=lambda m: _of(point, f"p99_{m}_ms") / max(_of(winner, f"p99_{m}_ms"), 1e-9)
+    )
+    return "longer tails", f"p99 {LATENCIES[longer]} {_pair(point, winner, f'p99_{longer}_ms', 'ms')}"
 
 
 def _pair(point: Point, winner: Point, key: str, unit: str) -> str:
