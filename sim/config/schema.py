@@ -236,21 +236,28 @@ class Memory(Section):
 
 
 class Pool(Section):
+    """Replicas of one role; what is not given is the experiment's own."""
+
     count: Count = 1
     gpu: str | None = None
-    tp: Count = 1
+    profile: str | None = None
+    tp: Count | None = None
+    power_cap_w: Positive | None = None
 
 
 class Pools(Section):
     prefill: Pool = Pool()
     decode: Pool = Pool()
+    mixed: Pool | None = None
 
 
 class Link(Section):
+    """What is not given comes from the GPU table, the overlap from the policy."""
+
     bandwidth_gb_s: Positive | None = None
-    latency_us: NonNegative = 0.0
+    latency_us: NonNegative | None = None
     sharing: Literal["fair", "fifo"] = "fair"
-    overlap: Literal["layer", "none"] = "layer"
+    overlap: Literal["layer", "none"] | None = None
 
 
 class Measure(Section):

@@ -11,13 +11,9 @@ from sim.errors import SimctlError
 # key, whether it asks for something that is not there, what that something is
 Rule = tuple[Key, Callable[[Experiment], bool], str]
 RULES: tuple[Rule, ...] = (
-    (("parallel", "tp"), lambda e: e.parallel.tp > 1, "tensor parallelism; the only value is 1"),
     (("parallel", "pp"), lambda e: e.parallel.pp > 1, "pipeline parallelism; the only value is 1"),
     (("parallel", "ep"), lambda e: e.parallel.ep > 1, "expert parallelism; the only value is 1"),
     (("parallel", "dp"), lambda e: e.parallel.dp > 1, "data parallelism; use `replicas`"),
-    (("pools",), lambda e: e.pools is not None, "disaggregated pools; leave the key out"),
-    (("link",), lambda e: e.link is not None, "KV transfer between instances; leave the key out"),
-    (("power_cap_w",), lambda e: e.power_cap_w is not None, "a power cap; leave the key out"),
     (
         ("memory", "prefix_caching"),
         lambda e: e.memory.prefix_caching,

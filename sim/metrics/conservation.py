@@ -20,7 +20,8 @@ def queueing_integrals(records: RunRecords) -> dict[str, tuple[float, float]]:
 
     "system": the time integrals of the waiting and running counts, and of those between two replicas, against the sum
     of the times spent in the system. "waiting": the integral of the queue's length against the sum of waits, given
-    only for a run without preemption or change of replica, after which a request waits again. Requests still inside at the end count up to the end.
+    only for a run without preemption or change of replica, after which a request waits again. Requests still inside
+    at the end count up to the end.
     """
     requests = records.requests
     inside = (requests["status"] != "rejected") & (requests["replica"] >= 0)

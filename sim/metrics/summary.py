@@ -7,6 +7,7 @@ those of the requests that arrived in it, tokens and completions count when they
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from sim.metrics.definitions import (
     statistics,
     verdicts,
 )
+from sim.metrics.pools import pool_figures
 from sim.metrics.saturation import detect
 from sim.metrics.utilisation import utilisation
 from sim.metrics.window import gaps_in, requests_in
@@ -40,18 +42,20 @@ def summarise(
     num_gpus: int = 1,
     closed_loop: bool = False,
     rejected_overlength: int = 0,
+    pool_costs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the run's row of `summary.json`; undefined values are None, never NaN.
 
     `request_rate` is the offered rate in requests/s (None: as the trace or the closed loop has it).
     `rejected_overlength` requests were turned away before the engine saw them: they count as rejected and in
     the denominator of SLO shares. `cost` tells the model, the GPU and the work behind the counters
-    (`sim.cost.load_cost`).
+    (`sim.cost.load_cost`), `pool_costs` the same for each pool of a run that has some.
     """
+    pool_costs = pool_costs or {}
     summary: dict[str, Any] = {
         "policy": policy_label,
         "model": cost.model.name,
-        "gpu": cost.gpu.name,
+        "gpu": " + ".join(dict.fromkeys(c.gpu.name for c in pool_costs.values())) or cost.gpu.name,
         "num_gpus": num_gpus,
         "request_rate": request_rate,
         "seed": seed,
@@ -67,7 +71,8 @@ def summarise(
         "saturated": verdict.saturated,
         "rate_deficit": verdict.rate_deficit,
         "backlog_growth": verdict.backlog_growth,
-        **utilisation(records, cost, output_tokens=summary["total_output_tokens"]),
+        **utilisation(records, cost, output_tokens=summary["total_output_tokens"], pool_costs=pool_costs),
+        **pool_figures(records, cost, pool_costs),
         "kv_blocks": records.num_blocks,
         "kv_block_size": records.block_size,
         "notes": list(records.notes),

@@ -6,7 +6,8 @@ FLOP utilisation (share of the data sheet's peak) and `hbm_util_pct` the share o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,90 @@ from sim.engine.records import RunRecords
 from sim.metrics.window import gaps_in
 
 
-def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[str, Any]:
-    """Per-cent activity over (window x replicas), energy, and the share of busy time by provenance label.
+@dataclass(frozen=True)
+class Part:
+    """Replicas alike within a run: their sums over the window, prices, replica-seconds and tokens decoded."""
 
-    Power peaks need a model of power in time and are None, `power_cap_pct` likewise.
+    totals: Mapping[str, float]
+    cost: Any
+    seconds: float
+    num_blocks: int
+    decoded: float
+    fused_label: str
+
+
+def parts_of(records: RunRecords, cost: Any, pool_costs: Mapping[str, Any]) -> dict[str, Part]:
+    """The pools of a run by name, or all of it under an empty name; tokens are split by the KV that decoding read."""
+    span = records.window_s[1] - records.window_s[0]
+    decoded = int(gaps_in(records)[1].sum(dtype=np.int64))
+    if not records.pools:
+        blocks, sums = records.num_blocks, records.window_totals
+        return {"": Part(sums, cost, span * records.replicas, blocks, decoded, records.fused_label)}
+    read = max(1.0, sum(pool.window_totals["decode_kv_tokens"] for pool in records.pools))
+    return {
+        pool.name: Part(
+            pool.window_totals,
+            pool_costs.get(pool.name, cost),
+            span * pool.replicas,
+            pool.num_blocks,
+            decoded * pool.window_totals["decode_kv_tokens"] / read,
+            records.fused_label,
+        )
+        for pool in records.pools
+    }
+
+
+# what a share is a share of: figures of several pools are averaged with these weights
+WEIGHTS: dict[str, Callable[[Part], float]] = {
+    "busy_pct": lambda part: part.seconds * part.cost.tp,
+    "host_bound_pct": lambda part: part.seconds * part.cost.tp,
+    "sm_active_pct": lambda part: part.seconds * part.cost.tp * part.cost.gpu.sms,
+    "sm_lent_pct": lambda part: part.seconds * part.cost.tp * part.cost.gpu.sms,
+    "sm_time_pct": lambda part: part.seconds * part.cost.tp * part.cost.gpu.sms,
+    "tensor_active_pct": lambda part: part.seconds * part.cost.tp * part.cost.gpu.peak_flops,
+    "hbm_util_pct": lambda part: part.seconds * part.cost.tp * part.cost.gpu.hbm_bytes_per_s,
+    "kv_util_pct": lambda part: part.seconds * part.num_blocks * part.cost.kv_bytes_per_token,
+    "mean_power_w": lambda part: part.seconds * part.cost.tp,
+    "provenance": lambda part: part.totals["busy_s"] * part.cost.tp,
+}
+
+
+def utilisation(
+    records: RunRecords, cost: Any, *, output_tokens: int, pool_costs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Per-cent activity over (window x GPUs), energy, and the share of busy time by provenance label.
+
+    `pool_costs` are the prices of each pool of a run with pools. Power peaks need a model of power in time and are
+    None, `power_cap_pct` likewise.
     """
-    totals = records.window_totals
-    gpu_s = (records.window_s[1] - records.window_s[0]) * records.replicas
-    if gpu_s <= 0:
-        gpu_s = float("nan")
+    parts = list(parts_of(records, cost, pool_costs or {}).values())
+    figures = [figures_of(part) for part in parts]
+    made: dict[str, Any] = dict(figures[0])
+    if len(parts) > 1:
+        for name, weight in WEIGHTS.items():
+            made[name] = _mean([figure[name] for figure in figures], [weight(part) for part in parts])
+        for name in ("energy_j", "flagged_steps", "iterations"):
+            made[name] = sum(figure[name] for figure in figures)
+        made |= fast_path(records.window_totals)
+    made["joules_per_output_token"] = made["energy_j"] / output_tokens if output_tokens else float("nan")
+    return made
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Weighted mean of numbers, or of mappings key by key."""
+    if isinstance(values[0], Mapping):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _mean([value.get(key, 0.0) for value in values], weights) for key in keys}
+    whole = sum(weights)
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / whole if whole else float("nan")
+
+
+def figures_of(part: Part) -> dict[str, Any]:
+    """The figures of `utilisation` for replicas alike."""
+    totals, cost = part.totals, part.cost
+    gpu_s = part.seconds if part.seconds > 0 else float("nan")
     work = total_work(cost.model, totals)
-    energy = cost.energy_j(totals, gpu_s)
+    energy = cost.energy_j(totals, gpu_s) * cost.tp
     return {
         "busy_pct": 100 * totals["busy_s"] / gpu_s,
         "sm_active_pct": 100 * (totals["sm_active_s"] + totals["sm_lent_s"]) / (gpu_s * cost.gpu.sms),
@@ -35,18 +109,18 @@ def utilisation(records: RunRecords, cost: Any, *, output_tokens: int) -> dict[s
         "sm_lent_pct": 100 * totals["sm_lent_s"] / (gpu_s * cost.gpu.sms),
         "tensor_active_pct": 100 * work.flops / (gpu_s * cost.gpu.peak_flops),
         "hbm_util_pct": 100 * work.hbm_bytes / (gpu_s * cost.gpu.hbm_bytes_per_s),
-        "kv_util_pct": 100 * totals["kv_block_s"] / (gpu_s * records.num_blocks),
+        "kv_util_pct": 100 * totals["kv_block_s"] / (gpu_s * part.num_blocks),
         "host_bound_pct": 100 * totals["host_bound_s"] / gpu_s,
         "energy_j": energy,
-        "joules_per_output_token": energy / output_tokens if output_tokens else float("nan"),
-        "mean_power_w": energy / gpu_s,
+        "joules_per_output_token": float("nan"),
+        "mean_power_w": energy / gpu_s / cost.tp,
         "peak_power_w": None,
         "p99_power_w": None,
         "power_cap_pct": None,
         **fast_path(totals),
         "flagged_steps": int(totals["flagged"]),
         "iterations": int(totals["iterations"]),
-        "provenance": provenance_share(records, cost),
+        "provenance": provenance_share(part),
     }
 
 
@@ -83,21 +157,21 @@ def sm_time_pct(totals: Mapping[str, float], gpu_s: float, sms: int) -> dict[str
     return {name: 100 * value / (sms * gpu_s) for name, value in seconds.items()}
 
 
-def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:
+def provenance_share(run: Part) -> dict[str, float]:
     """Share of the window's busy time by label of the curve that priced it, largest first; sums to 1.
 
     Operators are weighed at the mean step with and the mean step without a prefill chunk, since the counters
     do not split time by operator; time beyond the GPU's own has the label of the host terms.
     """
-    totals = records.window_totals
+    totals, cost = run.totals, run.cost
     labels = cost.provenance()
     seconds: dict[str, float] = {}
-    for count, launch in mean_launches(records):
+    for count, launch in mean_launches(run):
         fused = totals.get("fast_path_steps", 0) / count if launch.chunks else 0.0
         for part in cost.solo(launch).by_operator:
             label = labels.get(part.name, part.label)
             mixed = fused if part.name in ("prefill_attention", "decode_attention") else 0.0
-            for name, weight in ((label, 1.0 - mixed), (records.fused_label, mixed)):
+            for name, weight in ((label, 1.0 - mixed), (run.fused_label, mixed)):
                 if weight > 0:
                     seconds[name] = seconds.get(name, 0.0) + weight * count * part.seconds
     priced = sum(seconds.values())
@@ -110,13 +184,12 @@ def provenance_share(records: RunRecords, cost: Any) -> dict[str, float]:
     return dict(sorted(share.items(), key=lambda item: (-item[1], item[0])))
 
 
-def mean_launches(records: RunRecords) -> list[tuple[int, Launch]]:
+def mean_launches(part: Part) -> list[tuple[int, Launch]]:
     """(how many, shape) of the window's mean launch with prefill and its mean launch without."""
-    totals = records.window_totals
+    totals, decoded = part.totals, part.decoded
     eager, graph = int(totals["launches_eager"]), int(totals["launches_graph"])
     if eager + graph == 0:
         return []
-    decoded = int(gaps_in(records)[1].sum(dtype=np.int64))
     batch = round(decoded / (eager + graph))
     context = round(totals["decode_kv_tokens"] / (eager + graph))
     launches = []

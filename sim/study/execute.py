@@ -17,7 +17,7 @@ from sim.errors import SimctlError
 from sim.metrics import summarise
 from sim.metrics.conservation import check_conservation
 from sim.metrics.definitions import Slo, latencies, verdicts
-from sim.policies import make_policy
+from sim.study.hardware import link_for, pools_for
 from sim.study.plan import Run, Setting
 
 
@@ -43,7 +43,8 @@ def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bo
     cost = setting.cost()
     workload = setting.workload(run.request_rate, run.seed)
     # an object is copied, so that what it remembers of one run does not reach the next
-    policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else deepcopy(run.policy)
+    policy = setting.policy(run.policy) if isinstance(run.policy, str | Mapping) else deepcopy(run.policy)
+    pools = pools_for(e, policy)
     cluster = open_cluster(
         workload,
         policy,
@@ -64,6 +65,8 @@ def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bo
         contention=e.contention,
         targets=setting.targets(workload.slo_classes),
         compiled=compiled,
+        pools=pools,
+        link=link_for(e, pools),
     )
     ready = perf_counter()
     records = cluster.close(cluster.run())
@@ -81,6 +84,7 @@ def execute(setting: Setting, run: Run, record_steps: bool = False, compiled: bo
         records,
         slo=slo,
         cost=cost,
+        pool_costs={pool.name: pool.cost for pool in pools or []},
         policy_label=run.label,
         request_rate=run.request_rate,
         seed=run.seed,

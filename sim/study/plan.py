@@ -17,14 +17,15 @@ from sim.config.load import load_experiment, parse_experiment
 from sim.config.resolve import content_hash, plain, resolve
 from sim.config.schema import Experiment, SloTargets
 from sim.config.source import Source
-from sim.cost import load_cost
 from sim.cost.profiled import ProfiledCost
 from sim.engine.deploying import deploy, is_compiled, largest_step
-from sim.engine.deployment import Target
+from sim.engine.deployment import Deployment, Target
+from sim.engine.pools import Pool
 from sim.engine.routers import check_router
 from sim.errors import SimctlError
 from sim.metrics import Slo
 from sim.policies import make_policy
+from sim.study.hardware import cost_of, hardware, has_pools, num_gpus
 from sim.workload.build import build_workload
 from sim.workload.workload import Workload
 
@@ -55,13 +56,16 @@ class Setting:
     base_dirs: tuple[Path, ...]
 
     def cost(self) -> ProfiledCost:
-        """The cost model, loaded once per process."""
-        e = self.experiment
-        return _cost(e.model, e.gpu, e.profile, e.kernels.launch, tuple(e.kernels.scale.items()))
+        """The cost model of the experiment's own GPU, loaded once per process."""
+        return cost_of(self.experiment)
 
     def workload(self, request_rate: float | None, seed: int) -> Workload:
         """The workload at a rate; the latest ones are kept, since policies share them."""
         return _workload(self, request_rate, seed)
+
+    def policy(self, entry: str | Mapping[str, Any]) -> Any:
+        """The policy of an entry; `module:Class` may stand in the experiment's folder or the working one."""
+        return make_policy(entry, self.base_dirs)
 
     def slo(self) -> Slo:
         """Limits as the metrics take them."""
@@ -70,8 +74,8 @@ class Setting:
         return Slo(**spec.model_dump(exclude={"classes"}), classes=classes)
 
     def num_gpus(self, policy: Any) -> int:
-        """GPUs that the policy runs on."""
-        return self.experiment.replicas
+        """GPUs that the policy runs on, of all its replicas or pools."""
+        return num_gpus(self.experiment, policy)
 
     def targets(self, slo_classes: Sequence[str]) -> tuple[Target, ...]:
         """What each class asks, as policies see it; a class without limits of its own has the common ones."""
@@ -114,13 +118,6 @@ def target_of(limits: SloTargets) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _cost(
-    model: str, gpu: str, profile: str, launch: str, scale: tuple[tuple[str, float], ...]
-) -> ProfiledCost:
-    return load_cost(model, gpu, profile, kernels={"launch": launch, "scale": dict(scale)})
-
-
-@lru_cache(maxsize=2)
 def _workload(setting: Setting, request_rate: float | None, seed: int) -> Workload:
     e = setting.experiment
     classes = None if e.slo.classes is None else {k: c.model_dump() for k, c in e.slo.classes.items()}
@@ -158,11 +155,11 @@ def prepare(
     bases = tuple(dict.fromkeys([source.folder or Path.cwd(), Path.cwd()]))
     setting = Setting(loaded, bases)
     entries = [*(entry.plain() for entry in loaded.policies), *extra]
-    made = [_policy(entry, source, index) for index, entry in enumerate(entries)]
+    made = [_policy(entry, setting, source, index) for index, entry in enumerate(entries)]
     labels = [label for _, label in made]
     if len(set(labels)) < len(labels):
         raise SimctlError(f"two policies are called '{next(x for x in labels if labels.count(x) > 1)}'")
-    with _at(source, "model", "gpu", "profile", "kernels.scale"):
+    with _at(source, "model", "gpu", "profile", "kernels.scale", "parallel.tp", "power_cap_w"):
         cost = setting.cost()
     _check_effects(setting, [policy for policy, _ in made], source)
     gpus = [setting.num_gpus(policy) for policy, _ in made]
@@ -176,7 +173,7 @@ def prepare(
     resolved = resolve(
         plain_form,
         versions={**{name: version(name) for name in VERSIONED}, "python": platform.python_version()},
-        profile_sha256=cost.profile_hash,
+        profile_sha256=_profile_hash(setting, [policy for policy, _ in made]),
         trace_sha256=workload.sha256,
     )
     profile = {"name": cost.profile.name, "gpu": cost.gpu.name, "sha256": cost.profile_hash}
@@ -197,32 +194,48 @@ def expand(experiment: Experiment, policies: Sequence[tuple[Any, str]], num_gpus
     return runs
 
 
+def _profile_hash(setting: Setting, policies: Sequence[Any]) -> str:
+    """Of the prices on the experiment's GPU, and of all others that pools have."""
+    own = setting.cost().profile_hash
+    others = {p.cost.profile_hash for policy in policies for p in hardware(setting.experiment, policy)} - {
+        own
+    }
+    return content_hash([own, *sorted(others)]) if others else own
+
+
 def memory_plans(study: Study) -> list[dict[str, Any]]:
-    """Per policy, the bytes behind its KV blocks: budget, weights, activations, runtime, KV."""
-    cost, memory, rows = study.setting.cost(), study.setting.experiment.memory, []
+    """Per policy and pool, the bytes behind its KV blocks: budget, weights, activations, runtime, KV."""
+    setting, rows = study.setting, []
+    memory = setting.experiment.memory
     for run in {run.label: run for run in reversed(study.runs)}.values():
-        policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
-        deployment = _deploy(study.setting, policy)
-        tokens, seqs = largest_step(policy, deployment)
-        knobs: dict[str, Any] = {"num_gpu_blocks": memory.num_gpu_blocks, "block_size": deployment.block_size}
-        if memory.gpu_memory_utilization is not None:
-            knobs["gpu_memory_utilization"] = memory.gpu_memory_utilization
-        # the sampler's share as `deploy` counts it, so that both name the same number of blocks
-        plan = cost.memory(**knobs, max_tokens=tokens, max_seqs=min(seqs, 1024))
-        rows.append({"policy": run.label, "max_tokens": tokens, "max_seqs": seqs, "plan": plan})
+        policy = setting.policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+        for pool in reversed(hardware(setting.experiment, policy)):
+            deployment = _deploy(setting, policy, pool)
+            tokens, seqs = largest_step(policy, deployment)
+            knobs: dict[str, Any] = {
+                "num_gpu_blocks": memory.num_gpu_blocks,
+                "block_size": deployment.block_size,
+            }
+            if memory.gpu_memory_utilization is not None:
+                knobs["gpu_memory_utilization"] = memory.gpu_memory_utilization
+            # the sampler's share as `deploy` counts it, so that both name the same number of blocks
+            plan = pool.cost.memory(**knobs, max_tokens=tokens, max_seqs=min(seqs, 1024))
+            name = f"{run.label} ({pool.name})" if pool.name else run.label
+            rows.append({"policy": name, "max_tokens": tokens, "max_seqs": seqs, "plan": plan})
     return rows[::-1]
 
 
-def _deploy(setting: Setting, policy: Any) -> Any:
+def _deploy(setting: Setting, policy: Any, pool: Pool) -> Deployment:
     memory = setting.experiment.memory
     return deploy(
         policy,
-        setting.cost(),
+        pool.cost,
         gpu_memory_utilization=memory.gpu_memory_utilization,
         num_gpu_blocks=memory.num_gpu_blocks,
         block_size=memory.block_size,
         mechanism=setting.experiment.mechanism,
         targets=setting.targets(tuple(setting.experiment.slo.classes or ("default",))),
+        pool=pool.name,
     )
 
 
@@ -239,11 +252,11 @@ def _at(source: Source, *keys: str) -> Iterator[None]:
         raise SimctlError(f"{source.where(tuple(named.split('.')))}: {error}") from None
 
 
-def _policy(entry: Any, source: Source, index: int) -> tuple[Any, str]:
+def _policy(entry: Any, setting: Setting, source: Source, index: int) -> tuple[Any, str]:
     """(policy, label) of an entry or object; faults are told with their line."""
     if isinstance(entry, str | Mapping):
         try:
-            policy = make_policy(entry)
+            policy = setting.policy(entry)
         except SimctlError as error:
             raise SimctlError(f"{source.where(('policies', index))}: {error}") from None
         title = entry if isinstance(entry, str) else str(entry.get("label") or entry["name"])
@@ -277,6 +290,10 @@ def _ranks(policy: Any) -> bool:
     return getattr(policy, "wait_order", "fcfs") == "priority" or not is_compiled(policy)
 
 
+def _is_whole(policy: Any) -> bool:
+    return not has_pools(policy)
+
+
 def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) -> None:
     """Refuse what does not fit or would have no effect on any of the policies."""
     e = setting.experiment
@@ -284,12 +301,19 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
         check_router(e.router)
     except SimctlError as error:
         raise SimctlError(f"{source.where(('router',))}: {error}") from None
+    for name in ("prefill", "decode", "mixed"):
+        with _at(source, *(f"pools.{name}.{key}" for key in ("gpu", "profile", "tp", "power_cap_w"))):
+            cost_of(e, getattr(e.pools, name, None))
     ranked = [name for name, c in (e.slo.classes or {}).items() if c.priority]
     for key, asked, heeds, who in (
         (("mechanism",), e.mechanism != "green", _shares_sms, "shares the SMs"),
         (("contention",), not e.contention, _shares_sms, "shares the SMs"),
         (("estimator",), e.estimator != "analytic", _predicts, "predicts anything"),
         (("slo", "classes", *ranked[:1], "priority"), ranked, _ranks, "orders requests by priority"),
+        (("pools",), e.pools is not None, has_pools, "splits prefill from decode"),
+        (("link",), e.link is not None, has_pools, "splits prefill from decode"),
+        (("replicas",), e.replicas > 1, _is_whole, "does all on one replica; say `pools`"),
+        (("router",), e.router != "round-robin", _is_whole, "does all on one replica"),
     ):
         if asked and not any(map(heeds, policies)):
             name = ".".join(key)
@@ -298,7 +322,8 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
             )
     for index, policy in enumerate(policies):
         try:
-            _deploy(setting, policy)
+            for pool in hardware(e, policy):
+                _deploy(setting, policy, pool)
         except SimctlError as error:
             if not str(error).startswith("policy "):  # the model does not fit: no matter of the policy's line
                 raise
