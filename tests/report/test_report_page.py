@@ -217,7 +217,7 @@ def test_a_policy_looks_the_same_everywhere_and_unlike_the_others(sweep: Path, t
         (t["meta"]["policy"], t["line"]["color"])
         for figure in found.values()
         for t in figure["data"]
-        if "meta" in t
+        if "policy" in t.get("meta", {})
     }
     assert lines == {("vllm", POLICY[0]), ("sarathi-512", POLICY[1])}
 
