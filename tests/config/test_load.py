@@ -89,13 +89,9 @@ def test_fault_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None
 @pytest.mark.parametrize(
     "assignment",
     [
-        "parallel.tp=2",
         "parallel.pp=2",
         "parallel.ep=2",
         "parallel.dp=2",
-        "pools={}",
-        "link={}",
-        "power_cap_w=500",
         "memory.prefix_caching=true",
     ],
 )
