@@ -18,7 +18,7 @@ from sim.cost.cta_terms import CtaTerms, cta_terms
 from sim.cost.fallbacks import fallback_of, most_chunks
 from sim.cost.fused_modes import FusedRun, fused_run, serial_s
 from sim.cost.operators import causal_pairs, decode_shape, prefill_shape
-from sim.cost.shapes import Floats, Ints, Launch
+from sim.cost.shapes import Floats, Launch
 
 if TYPE_CHECKING:
     from sim.cost.profiled import ProfiledCost
@@ -118,18 +118,22 @@ def _ratios(
     name = measured_name(cost, mode)
     if not name:
         return modelled
-    axes = list(np.meshgrid(*(np.array(knots) for knots in (q, keys, batch, keys)), indexing="ij"))
-    chunk, mean_keys, decodes, context = axes
-    history = np.maximum(mean_keys - (chunk + 1) // 2, 0)
     surface = _surface(cost)
-    measured = surface.ratio(
-        name, chunk, history, decodes, context, *_curves(cost, "prefill_attention/fa2", axes)
+    chunk, mean_keys = np.meshgrid(np.array(q), np.array(keys), indexing="ij")
+    decodes, context = np.meshgrid(np.array(batch), np.array(keys), indexing="ij")
+    history = np.maximum(mean_keys - (chunk + 1) // 2, 0)
+    steps = decode_shape(model, decodes, (decodes * context).astype(np.float64))
+    decode_s = cost.profile.curve("decode_attention").timing(steps, cost.gpu.sms).seconds
+    own, base = (
+        cost.profile.curve(kernel)
+        .timing(prefill_shape(model, chunk, history), cost.gpu.sms)
+        .seconds[:, :, None, None]
+        for kernel in ("prefill_attention", f"prefill_attention/{surface.base(name)}")
     )
-    own = _curves(cost, "prefill_attention", axes)
-    base = _curves(cost, "prefill_attention/fa2", axes)
-    seconds = measured * (base[0] + base[1])
-    covered = surface.covered(name, chunk, history, decodes, context)
-    return np.where(covered, seconds / (own[0] + own[1]), modelled)
+    # the surface is of separate kernels with the back end that it was measured beside, the tables of those that run
+    measured = surface.table(name, chunk, history, decodes, context) * (base + decode_s) / (own + decode_s)
+    wide = (axis[:, :, None, None] for axis in (chunk, history))
+    return np.where(surface.covered(name, *wide, decodes, context), measured, modelled)
 
 
 def solo_ratio(cost: ProfiledCost, mode: AttentionMode, launch: Launch) -> float:
@@ -142,15 +146,6 @@ def solo_ratio(cost: ProfiledCost, mode: AttentionMode, launch: Launch) -> float
     context = max(1, launch.decode_context_sum // launch.decode_batch)
     found = _ratios(cost, mode, (tokens,), (keys, context), (launch.decode_batch,))
     return float(found[0, 0, 0, 1]) * scale
-
-
-def _curves(cost: ProfiledCost, prefill: str, axes: list[Ints]) -> tuple[Floats, Floats]:
-    """Seconds of one layer's separate kernels by the profile's curves, factors of what-ifs left out."""
-    q, keys, batch, context = axes
-    history = np.maximum(keys - (q + 1) // 2, 0)
-    chunk = cost.profile.curve(prefill).timing(prefill_shape(cost.model, q, history), cost.gpu.sms)
-    steps = decode_shape(cost.model, batch, (batch * context).astype(np.float64))
-    return chunk.seconds, cost.profile.curve("decode_attention").timing(steps, cost.gpu.sms).seconds
 
 
 @lru_cache(maxsize=32)

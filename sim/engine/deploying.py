@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from sim.cost.attention_facts import attention_facts
 from sim.cost.base import CostModel
 from sim.engine.deployment import MECHANISMS, Deployment, Target
 from sim.errors import SimctlError
@@ -60,6 +61,7 @@ def deploy(
         pool,
         cost.tp,
         knobs["block_size"] * cost.model.kv_bytes_per_token(),
+        attention_facts(cost.model, cost.gpu),
     )
     tokens, seqs = largest_step(policy, first)
     # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sim.cost.attention_facts import TYPICAL, AttentionFacts
 from sim.errors import SimctlError
 
 
@@ -82,6 +83,7 @@ class Deployment:
     pool: str = ""
     tp: int = 1
     block_bytes: int = 0
+    attention: AttentionFacts = TYPICAL
 
 
 def check_sets(pairs: Sequence[tuple[int, int]], deployment: Deployment, policy: str) -> None:

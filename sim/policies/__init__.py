@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from sim.errors import SimctlError
@@ -28,6 +31,7 @@ BUILT_IN = {
     "distserve": "sim.policies.distserve:DistServePolicy",
     "splitwise": "sim.policies.splitwise:SplitwisePolicy",
     "pod": "sim.policies.pod:PodPolicy",
+    "resource-aware": "sim.policies.resource_aware:ResourceAwarePolicy",
     "slo-admission": "sim.policies.slo_admission:SloAdmission",
 }
 # preset -> (policy, its knobs); sources in the policies' own knobs and in the papers named
@@ -67,9 +71,27 @@ def _load(target: str, wanted: str) -> Any:
         raise SimctlError(f"policy '{wanted}' cannot be loaded from '{target}': {error}") from error
 
 
-def make_policy(entry: str | Mapping[str, Any]) -> Any:
+def make_policy(entry: str | Mapping[str, Any], folders: Sequence[Path] = ()) -> Any:
     """A policy from a name, a preset, `module:Class`, an entry point of `simctl.policies`, or a mapping with
-    `name`, optional `label` and knobs. Raises SimctlError for unknown names, knobs and broken plug-ins."""
+    `name`, optional `label` and knobs. A module that is not installed is looked for in `folders`: those of the
+    experiment. Raises SimctlError for unknown names, knobs and broken plug-ins."""
+    with _also_from(folders):
+        return _made(entry)
+
+
+@contextmanager
+def _also_from(folders: Sequence[Path]) -> Iterator[None]:
+    """Let imports find modules in these folders, too, after all others."""
+    added = [path for path in map(str, folders) if path not in sys.path]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        for path in added:
+            sys.path.remove(path)
+
+
+def _made(entry: str | Mapping[str, Any]) -> Any:
     settings = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
     name = settings.pop("name", None)
     label = settings.pop("label", None)

@@ -20,6 +20,7 @@ from sim.cost.attention import AttentionMode
 from sim.engine.deployment import Deployment
 from sim.engine.layout import (
     BY_ADMISSION,
+    POLICY_SLOTS,
     array,
 )
 from sim.errors import SimctlError
@@ -55,6 +56,7 @@ class CompiledPolicy:
     knobs: ClassVar[dict[str, Knob]]
     run_order: ClassVar[int] = BY_ADMISSION
     lanes: ClassVar[int] = 1
+    state_slots: ClassVar[int] = POLICY_SLOTS  # integers and floats of a replica that are the policy's own
     predicts: ClassVar[bool] = False  # one lane: `advance` takes the believed prices after the true ones
     advance: ClassVar[Callable[..., None]]
 
