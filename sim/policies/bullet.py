@@ -29,7 +29,7 @@ from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
 from sim.policies.bullet_plan import REACH, plan
-from sim.policies.bullet_state import MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES
+from sim.policies.bullet_state import BALANCES, MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES
 from sim.policies.splits import decode_sizes, split_parts
 from sim.workload.workload import Workload
 
@@ -67,6 +67,12 @@ class BulletPolicy(CompiledPolicy):
             1, "layers per prefill launch; 0: all at once", "choice; the value is not given", minimum=0
         ),
         "split": Knob("greedy", "how the split is found", f"{PAPER}; others: choice", choices=SEARCHES),
+        "balance": Knob(
+            "slowdown",
+            "what is equal where both limits are missed: slowdown against all SMs, or latency over limit",
+            "choice; not defined there",
+            choices=BALANCES,
+        ),
         "temporal_reuse": Knob(
             "layer",
             "SMs that the other phase leaves idle: none; a phase alone takes all at its next launch; decode's mask "
@@ -182,6 +188,7 @@ class BulletPolicy(CompiledPolicy):
             int(self["handover_layers"]),
             *ns,
             round(1e9 * deployment.mechanism.switch_s),
+            BALANCES.index(self["balance"]),
             max(1, len(decode)),
             *parts,
         ], [1.0 - float(self["percentile"]) / 100.0, float(self["alpha_weight"]), *self._limits(deployment)]

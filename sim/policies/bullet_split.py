@@ -1,8 +1,9 @@
 """Which split of the SMs Bullet takes: greedily, by trying all, or directly.
 
 Two questions. *Least decode*: the smallest decode set whose step takes no longer than allowed; ReduceDecodeSM and
-ReducePrefillSM come to it from either side. *Balanced* (SetBalancedSM): the split at which TTFT and TPOT stand in the
-same ratio to their limits, that is, with the least larger ratio.
+ReducePrefillSM come to it from either side. *Balanced* (SetBalancedSM): the split at which both phases are equally
+badly off, that is, the worse one least so. Badly off: slower than alone on all SMs, or, by limit, TTFT and TPOT over
+theirs.
 
 The closed form prices the smallest or largest decode set and the one at the bandwidth inflection. A price holds the
 batch's linear layers and attention, each with the waves that it leaves unfilled on that set. Of these one part is bound
@@ -12,8 +13,7 @@ attention and of wave loss stand in `fixed` and `work`, which two prices a, b gi
 work = (t_a - t_b) / (1 / D_a - 1 / D_b), fixed = t_b - work / D_b.
 Least decode: D = work / (allowed - fixed), rounded up to a set that exists. Where more than one set lies between a and
 b, the price of that answer replaces one of them, and the law is solved again: a price or two more, not one for every
-set. Balanced: the prefill's law is fixed' + work' / (N - D); the split is where the two laws cross, which takes no
-further price.
+set. Balanced: the prefill's law is fixed' + work' / (N - D), and the split is where the two laws cross.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from typing import Any
 
 from sim.engine.layout import NOW
 from sim.jit import jit
-from sim.policies.bullet_prices import decode_part, decode_s, prefill_part, prefill_s
+from sim.policies.bullet_prices import decode_part, decode_s, decode_solo_s, prefill_part, prefill_s
 from sim.policies.bullet_state import (
     ASKED,
+    BALANCE,
     BATCH,
+    BY_SLOWDOWN,
     CLOSED_FORM,
     CONTEXT_SUM,
+    D_ALPHA,
     DEADLINE,
     DUE_SINCE,
     EXHAUSTIVE,
@@ -37,6 +40,7 @@ from sim.policies.bullet_state import (
     SEARCH,
     SPLIT,
     SPLITS,
+    WHOLE,
 )
 from sim.policies.bullet_track import tpot_ratio
 from sim.policies.two_lanes import layers_left
@@ -146,16 +150,30 @@ def find_knee(r: Any, b: Any, y: Any, ki: Any) -> int:
 
 
 @jit
-def ttft_ratio(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, s: int) -> float:
-    """TTFT of the most urgent request of the batch at hand over its limit, if the rest of it runs on split s."""
-    left = prefill_s(q, r, a, b, y, ki, layers_left(r), prefill_part(ki, s), decode_part(ki, s))
+def prefill_ratio(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, s: int) -> float:
+    """How badly off prefill is on split s: the rest of its pass over the same alone on all SMs; or, by limit, TTFT of
+    the most urgent request of the batch over its limit."""
+    layers = layers_left(r)
+    left = prefill_s(q, r, a, b, y, ki, layers, prefill_part(ki, s), decode_part(ki, s))
+    if ki[BALANCE] == BY_SLOWDOWN:
+        return float(left / prefill_s(q, r, a, b, y, ki, layers, prefill_part(ki, WHOLE), -1))
     since = r.policy_f[DUE_SINCE]
     return float((r.fv[NOW] + left - since) / (r.policy_f[DEADLINE] - since))
 
 
 @jit
+def decode_ratio(r: Any, b: Any, y: Any, ki: Any, s: int) -> float:
+    """The same for decode: its step over the same alone on all SMs; or TPOT of the tail over its limit."""
+    step = decode_s(r, b, y, ki, s)
+    if ki[BALANCE] == BY_SLOWDOWN:
+        alone = decode_solo_s(r, b, decode_part(ki, WHOLE)) + b.gap_graph_s[0]
+        return float(step / (r.policy_f[D_ALPHA] * alone))
+    return tpot_ratio(r, step)
+
+
+@jit
 def _larger_ratio(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, s: int) -> float:
-    return float(max(ttft_ratio(q, r, a, b, y, ki, s), tpot_ratio(r, decode_s(r, b, y, ki, s))))
+    return float(max(prefill_ratio(q, r, a, b, y, ki, s), decode_ratio(r, b, y, ki, s)))
 
 
 @jit
@@ -185,25 +203,39 @@ def balanced(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> int:
 
 @jit
 def _balanced_directly(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> int:
-    last, low, high = ki[SPLITS] - 1, 0, find_knee(r, b, y, ki)
-    p_high, d_high = ttft_ratio(q, r, a, b, y, ki, high), tpot_ratio(r, decode_s(r, b, y, ki, high))
+    low, high, last = 0, find_knee(r, b, y, ki), ki[SPLITS] - 1
+    p_high, d_high = prefill_ratio(q, r, a, b, y, ki, high), decode_ratio(r, b, y, ki, high)
     if p_high < d_high:
         # decode is worse off at the knee: the balance lies beyond it
         low, high, p_low, d_low = high, last, p_high, d_high
-        p_high, d_high = ttft_ratio(q, r, a, b, y, ki, high), tpot_ratio(r, decode_s(r, b, y, ki, high))
-        if p_high <= d_high:
-            return int(last)
+        p_high, d_high = prefill_ratio(q, r, a, b, y, ki, high), decode_ratio(r, b, y, ki, high)
     else:
-        p_low, d_low = ttft_ratio(q, r, a, b, y, ki, low), tpot_ratio(r, decode_s(r, b, y, ki, low))
+        p_low, d_low = prefill_ratio(q, r, a, b, y, ki, low), decode_ratio(r, b, y, ki, low)
+    if p_high <= d_high:
+        return int(high)
     if p_low >= d_low or low == high:
         return int(low)
-    sms_low, sms_high = decode_sms(r, ki, low), decode_sms(r, ki, high)
-    work = (d_low - d_high) / (1.0 / sms_low - 1.0 / sms_high)
-    fixed = d_low - work / sms_low
-    rest_low, rest_high = _prefill_sms(r, ki, low), _prefill_sms(r, ki, high)
-    other = (p_high - p_low) / (1.0 / rest_high - 1.0 / rest_low)
-    beside = p_low - other / rest_low
-    # follow both laws to where they cross, and take the better of the two sets there
+    while True:
+        s = _crossing(r, ki, low, high, p_low, p_high, d_low, d_high)
+        if high - low <= 2:
+            return s
+        s = min(max(s, low + 1), high - 1)
+        p_s, d_s = prefill_ratio(q, r, a, b, y, ki, s), decode_ratio(r, b, y, ki, s)
+        if p_s < d_s:
+            low, p_low, d_low = s, p_s, d_s
+        else:
+            high, p_high, d_high = s, p_s, d_s
+
+
+@jit
+def _crossing(
+    r: Any, ki: Any, low: int, high: int, p_low: float, p_high: float, d_low: float, d_high: float
+) -> int:
+    """The set between two at which the worse of the ratios is least, by the laws through their values there."""
+    sms, rest = decode_sms(r, ki, low), _prefill_sms(r, ki, low)
+    work = (d_low - d_high) / (1.0 / sms - 1.0 / decode_sms(r, ki, high))
+    other = (p_high - p_low) / (1.0 / _prefill_sms(r, ki, high) - 1.0 / rest)
+    fixed, beside = d_low - work / sms, p_low - other / rest
     s, d = low, d_low
     while s < high:
         p_next = beside + other / _prefill_sms(r, ki, s + 1)

@@ -10,9 +10,11 @@ from sim.jit import jit
 # ki: limits, switches, costs in nanoseconds; then the price partitions of prefill in every split, and of decode
 TOKENS, SEQS, SPARE, GROUP, CAP, LOOK_AHEAD = 0, 1, 2, 3, 4, 5
 PARTITION, SCHEDULER, CONTENTION, ONLINE, SEARCH, REUSE, OVERLAP_MASKS = 6, 7, 8, 9, 10, 11, 12
-HANDOVER, PREDICTION_NS, SYNC_NS, HANDOFF_NS, MASK_NS, SPLITS, PARTS = 13, 14, 15, 16, 17, 18, 19
+HANDOVER, PREDICTION_NS, SYNC_NS, HANDOFF_NS, MASK_NS, BALANCE, SPLITS, PARTS = 13, 14, 15, 16, 17, 18, 19, 20
 GREEDY, CLOSED_FORM, EXHAUSTIVE = 0, 1, 2
 SEARCHES = ("greedy", "closed_form", "exhaustive")
+BY_SLOWDOWN, BY_LIMIT = 0, 1
+BALANCES = ("slowdown", "limit")
 OFF, LAYER, OVERLAP, IDEAL = 0, 1, 2, 3
 REUSES = ("off", "layer", "overlap", "ideal")
 

@@ -263,6 +263,12 @@ MOVES = [
     (Moves("bullet", "alpha_weight", 0.003, "decode_sms_beside", DOWN, TIGHT), BIASED),
     (Moves("bullet", "layer_step", 8, "launches", DOWN), {}),
     (Moves("bullet", "split", "exhaustive", "predictions", UP), {}),
+    (
+        Moves(
+            "bullet", "balance", "limit", "decode_sms_beside", DOWN, {"tpot_ms": 6, "ttft_ms_per_token": 0.02}
+        ),
+        {},
+    ),
     (Moves("bullet", "temporal_reuse", "off", "decode_sms", DOWN), {}),
     (Moves("bullet", "splits", 3, "decode_sizes", DOWN, TIGHT), {}),
     (Moves("bullet", "min_decode_sms", 40, "decode_sms_beside", UP), {}),
