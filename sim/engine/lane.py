@@ -14,11 +14,11 @@ from sim.cost.step import (
     chunked_pass_s,
     decode_attention_s,
     decode_attention_sm,
-    decode_pass_s,
-    decode_pass_sm,
+    dense_s,
     dense_sm,
     fallback_code,
     fused_saving_s,
+    head_s,
     head_sm,
     prefill_attention_s,
     prefill_attention_sm,
@@ -51,11 +51,9 @@ from sim.engine.layout import (
     HANDED_BLOCKS,
     HEAD_ROWS,
     HOST_BOUND_S,
-    IN_ATTENTION_SM_S,
     IN_CHUNKS,
     IN_DECODE,
     IN_FALLBACK,
-    IN_GPU_S,
     IN_HOST_S,
     IN_SM_S,
     IN_TOKENS,
@@ -169,23 +167,24 @@ def settle(q: Any, r: Any, p: Any, t: float) -> None:
 @jit
 def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     iv, fv = r.iv, r.fv
+    n = iv[COMMITTED]
     start = fv[STEP_START]
     seconds = end - start
     batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
     chunks, tokens = iv[IN_CHUNKS], iv[IN_TOKENS]
     context = iv[CONTEXT] + batch if batch > 0 else 0
-    if iv[IN_DECODE] == 1:
+    gpu_s, host_s = r.step_gpu_s[n], fv[IN_HOST_S]
+    if batch > 0:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
-        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
         attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
-        sm_s = dense_sm(p, WHOLE_GPU, batch, True) + head_sm(p, WHOLE_GPU, batch) + attention
-        host_s = p.host_graph_s[batch]
+        sm_s = fv[IN_SM_S] + attention
         iv[GRAPH_LAUNCHES] += 1
     else:
-        gpu_s, sm_s, host_s = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_HOST_S]
-        attention = fv[IN_ATTENTION_SM_S]
+        sm_s, attention = r.step_sm_s[n], r.step_attention_sm_s[n]
         iv[EAGER_LAUNCHES] += 1
+        if batch > 0 and p.mix_on == 1:
+            iv[FAST_PATHS + iv[IN_FALLBACK]] += 1
     iv[ITERATIONS] += 1
     iv[FLAGGED] += off_coverage(q, r, p, tokens, batch, context)
     iv[DENSE_TOKENS] += tokens + batch
@@ -200,12 +199,16 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     fv[KV_BLOCK_S] += (iv[TOTAL] - iv[FREE] - iv[HANDED_BLOCKS]) * seconds
     if iv[LOG_STEPS] == 1:
         log_step(q, r, start, end, 0, iv[SMS], iv[MODEL_LAYERS], tokens, batch, context, 1.0, 0)
-    if iv[IN_DECODE] == 1:
+    if batch > 0:
         commit_decode(q, r, end)
     for c in range(chunks):
-        commit_chunk(q, r, r.chunk_id[c], r.chunk_tokens[c], end)
+        i, size = r.chunk_id[c], r.chunk_tokens[c]
+        keys = size + q.computed[i]
+        iv[PAIRS] += size * keys - size * (size - 1) // 2
+        iv[PREFILL_KV] += keys
+        commit_chunk(q, r, i, size, end)
     fv[STEP_START] = end
-    iv[COMMITTED] += 1
+    iv[COMMITTED] = n + 1
 
 
 @jit
@@ -214,14 +217,14 @@ def count_in_flight(q: Any, r: Any, p: Any, now: float) -> None:
     iv, fv = r.iv, r.fv
     if iv[BUSY] == 0 or now <= fv[STEP_START]:
         return
-    start, end = fv[STEP_START], r.ends[iv[COMMITTED]]
+    n, start = iv[COMMITTED], fv[STEP_START]
+    end, gpu_s = r.ends[n], r.step_gpu_s[n]
     batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
-    context = iv[CONTEXT] + batch if batch > 0 else 0
-    gpu_s, sm_s, attention = fv[IN_GPU_S], fv[IN_SM_S], fv[IN_ATTENTION_SM_S]
     if iv[IN_CHUNKS] == 0:
-        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
-        sm_s = decode_pass_sm(p, WHOLE_GPU, batch, context)
-        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+        attention = decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        sm_s = fv[IN_SM_S] + attention
+    else:
+        sm_s, attention = r.step_sm_s[n], r.step_attention_sm_s[n]
     held, host = iv[SMS] * (end - start), iv[SMS] * max(0.0, end - start - gpu_s)
     count_step(r, held, host, sm_s, attention, iv[IN_CHUNKS] > 0, (now - start) / (end - start))
     fv[BUSY_S] += now - start
@@ -236,20 +239,14 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     for n in range(a.iv[N_PREEMPT]):
         preempt(q, r, a.preempt[n], a.iv[TO_BACK] == 0, now)
     tokens, chunks = 0, a.iv[N_CHUNKS]
-    attention_s, attention_sm, pairs, keys = 0.0, 0.0, 0, 0
     for c in range(chunks):
         take_chunk(q, r, a, c)
         if iv[ERROR] != 0:
             return False
-        size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]]
-        tokens += size
+        tokens += r.chunk_tokens[c]
         if tokens > p.max_tokens:
             fail(r, E_TABLE, r.chunk_id[c])
             return False
-        attention_s += prefill_attention_s(p, WHOLE_GPU, size, history)
-        attention_sm += prefill_attention_sm(p, WHOLE_GPU, size, history)
-        pairs += size * history + size * (size + 1) // 2
-        keys += size + history
     batch = 0
     if a.iv[DECODE_ALL] == 1 and iv[COHORT] + iv[N_READY] > 0:
         form_cohort(q, r, a)
@@ -265,58 +262,100 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     iv[IN_DECODE] = 1 if batch > 0 else 0
     iv[IN_CHUNKS] = chunks
     iv[IN_TOKENS] = tokens
-    iv[PAIRS] += pairs
-    iv[PREFILL_KV] += keys
     fv[STEP_START] = now
     iv[BUSY] = 1
     iv[COMMITTED] = 0
-    iv[BURST] = 1
     if chunks == 0:
-        _price_burst(r, a, p, batch, now, look_ahead)
-        return True
-    _price_chunked(r, p, pairs, attention_s, attention_sm, batch)
-    r.ends[0] = now + step_s(p, fv[IN_GPU_S], fv[IN_HOST_S], p.gap_eager_s[0], iv[ITERATIONS])
+        _price_decodes(r, a, p, batch, now, look_ahead)
+    else:
+        _price_chunks(q, r, a, p, batch, now, look_ahead)
     return True
 
 
 @jit
-def _price_chunked(r: Any, p: Any, pairs: int, prefill_s: float, prefill_sm: float, batch: int) -> None:
-    """Price the step in flight, which has chunks: `prefill_s` and `prefill_sm` of their attention as kernels apart."""
-    iv, fv = r.iv, r.fv
-    chunks, tokens, rows = iv[IN_CHUNKS], iv[IN_TOKENS], iv[IN_CHUNKS] + batch
-    context = iv[CONTEXT] + batch
-    fv[IN_GPU_S] = chunked_pass_s(p, WHOLE_GPU, chunks, tokens, pairs, prefill_s, batch, context)
-    sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, rows) + prefill_sm
+def _most_steps(q: Any, r: Any, a: Any, batch: int) -> int:
+    """How often the plan may repeat unasked: until a member finishes; with chunks, of one prompt only, to the last that
+    is as large, and in blocks that are held already."""
+    iv = r.iv
+    steps: int = min(a.iv[REPEAT], BURST_CAP)
+    if batch > 0:
+        steps = min(steps, r.heap_key[0] - iv[STEP])
+    if iv[IN_CHUNKS] > 0 and steps > 1:
+        i, size = r.chunk_id[0], r.chunk_tokens[0]
+        last = min(q.target[i], q.blocks[i] * iv[BLOCK])
+        steps = min(steps, (last - q.computed[i]) // size) if iv[IN_CHUNKS] == 1 else 1
+    return max(1, steps)
+
+
+@jit
+def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: float) -> None:
+    """Prices and ends of the steps with the plan's chunks, one or several."""
+    iv = r.iv
+    steps = _most_steps(q, r, a, batch)
+    context, step, free = iv[CONTEXT] + batch, iv[STEP], iv[FREE]
+    host_s, gap_s = p.host_eager_s[iv[IN_CHUNKS] + batch], p.gap_eager_s[0]
+    r.fv[IN_HOST_S] = host_s
+    iv[IN_FALLBACK] = fallback_code(p, iv[IN_CHUNKS]) if batch > 0 and p.mix_on == 1 else 0
+    end, n, done = now, 0, 0
+    while True:
+        free -= r.block_phase[(step + n) % iv[BLOCK]]
+        _price_chunked(q, r, p, n, done, batch, context)
+        end += step_s(p, r.step_gpu_s[n], host_s, gap_s, iv[ITERATIONS] + n)
+        r.ends[n] = end
+        n += 1
+        if n >= steps or end >= look_ahead:
+            break
+        if free - r.block_phase[(step + n) % iv[BLOCK]] < a.iv[GUARD]:
+            break
+        context += batch
+        done += iv[IN_TOKENS]
+    iv[BURST] = n
+
+
+@jit
+def _price_chunked(q: Any, r: Any, p: Any, n: int, done: int, batch: int, context: int) -> None:
+    """Price step n of the launch, before which `done` tokens of its chunk are computed."""
+    iv = r.iv
+    chunks, tokens = iv[IN_CHUNKS], iv[IN_TOKENS]
+    prefill_s, prefill_sm, pairs = 0.0, 0.0, 0
+    for c in range(chunks):
+        size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]] + done
+        prefill_s += prefill_attention_s(p, WHOLE_GPU, size, history)
+        prefill_sm += prefill_attention_sm(p, WHOLE_GPU, size, history)
+        pairs += size * history + size * (size + 1) // 2
+    r.step_gpu_s[n] = chunked_pass_s(p, WHOLE_GPU, chunks, tokens, pairs, prefill_s, batch, context)
+    sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, chunks + batch) + prefill_sm
     attention = 0.0
-    iv[IN_FALLBACK] = 0
     if batch > 0:
         attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
         if p.mix_on == 1:
-            iv[IN_FALLBACK] = fallback_code(p, chunks)
-            iv[FAST_PATHS + iv[IN_FALLBACK]] += 1
             # what runs beside prefill does not hold SMs of its own
             apart_s = prefill_s + decode_attention_s(p, WHOLE_GPU, batch, context)
             saved = fused_saving_s(p, chunks, tokens, pairs, batch, context, apart_s)
             attention -= min(attention, max(0.0, saved) * iv[SMS])
         sm_s += attention
-    fv[IN_ATTENTION_SM_S] = attention
-    fv[IN_SM_S] = sm_s
-    fv[IN_HOST_S] = p.host_eager_s[rows]
+    r.step_attention_sm_s[n] = attention
+    r.step_sm_s[n] = sm_s
 
 
 @jit
-def _price_burst(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: float) -> None:
-    """Ends of the decode steps that the plan may repeat: until a member finishes, blocks run out or look-ahead."""
+def _price_decodes(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: float) -> None:
+    """Prices and ends of the decode steps that the plan may repeat: until a member finishes, blocks run out or
+    look-ahead."""
     iv = r.iv
     context, step, free = iv[CONTEXT] + batch, iv[STEP], iv[FREE]
     host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[0]
     steps = min(a.iv[REPEAT], BURST_CAP, r.heap_key[0] - step)
-    end = now
-    n = 0
+    # but for attention, all steps of a batch are alike
+    fixed_s = dense_s(p, WHOLE_GPU, batch, True) + head_s(p, WHOLE_GPU, batch)
+    r.fv[IN_SM_S] = dense_sm(p, WHOLE_GPU, batch, True) + head_sm(p, WHOLE_GPU, batch)
+    r.fv[IN_HOST_S] = host_s
+    end, n = now, 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
-        gpu_s = decode_pass_s(p, WHOLE_GPU, batch, context)
+        gpu_s = fixed_s + decode_attention_s(p, WHOLE_GPU, batch, context)
         end += step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
+        r.step_gpu_s[n] = gpu_s
         r.ends[n] = end
         n += 1
         context += batch

@@ -65,17 +65,16 @@ WAIT_ORDERS = {"fcfs": BY_COMING, "priority": BY_PRIORITY}
 NOW, STEP_START, LAST_END = 0, 1, 2  # last boundary; start of the step in flight; end of the last cohort step
 BUSY_S, GPU_S, HOST_BOUND_S, SWITCH_S, KV_BLOCK_S = 3, 4, 5, 6, 7  # SWITCH_S: price of a lane's new SM set
 WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
-IN_GPU_S, IN_SM_S, IN_HOST_S = 12, 13, 14  # of a launch with chunks, priced once at launch
+IN_SM_S, IN_HOST_S = 12, 13  # of every step of the launch: SM-seconds of decodes but for attention; host seconds
 # SM-seconds by class (`sim.engine.sm_time`), all launches; then the same fields of the launch just committed
-SM_S, TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, SWITCH_SM_S, LENT_SM_S = 15, 16, 17, 18, 19, 20
-ATTENTION_SM_S, LOCKSTEP_SM_S = 21, 22
+SM_S, TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, SWITCH_SM_S, LENT_SM_S = 14, 15, 16, 17, 18, 19
+ATTENTION_SM_S, LOCKSTEP_SM_S = 20, 21
 SM_CLASSES = 8
-LAUNCH_SM = 23
-IDLE_LANE_SM_S = 31
-IN_ATTENTION_SM_S = 32  # decode attention's part of IN_SM_S
-DECISION_S = 33  # what deciding has cost by the policy's own model of it
-HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 34, 35, 36  # integrals of HANDED_OVER and HANDED_BLOCKS over time
-LANES_F = 37
+LAUNCH_SM = 22
+IDLE_LANE_SM_S = 30
+DECISION_S = 31  # what deciding has cost by the policy's own model of it
+HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 32, 33, 34  # integrals of HANDED_OVER and HANDED_BLOCKS over time
+LANES_F = 35
 # see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
 LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
 LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8
@@ -171,6 +170,9 @@ class Replica(Columns):
     park_tokens: Any
     chain: Any  # prices of the decode steps launched ahead, CHAIN_WIDTH numbers each
     ends: Any  # ends of the steps in flight
+    step_gpu_s: Any  # and their GPU seconds; with chunks also SM-seconds in all, and of decode attention
+    step_sm_s: Any
+    step_attention_sm_s: Any
     log_gap: Any
     log_count: Any
     log_end: Any
@@ -278,6 +280,7 @@ def make_replica(
     layers: int,
     switch_s: float = 0.0,
     wait_order: int = BY_COMING,
+    policy_slots: int = POLICY_SLOTS,
 ) -> Replica:
     """An idle replica with all its blocks free, to which the requests of `inbox` will come.
 
@@ -316,14 +319,17 @@ def make_replica(
         park_tokens=_ints(slots),
         chain=_floats(CHAIN_CAP * CHAIN_WIDTH),
         ends=_floats(BURST_CAP),
+        step_gpu_s=_floats(BURST_CAP),
+        step_sm_s=_floats(BURST_CAP),
+        step_attention_sm_s=_floats(BURST_CAP),
         log_gap=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         done=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         steplog=_floats((LOG_CAP + BURST_CAP) * STEP_WIDTH if record_steps else 1),
         inbox=array(inbox, np.int64),
-        policy_i=_ints(POLICY_SLOTS),
-        policy_f=_floats(POLICY_SLOTS),
+        policy_i=_ints(policy_slots),
+        policy_f=_floats(policy_slots),
         policy_sms=array(partitions, np.int64),
     )
 

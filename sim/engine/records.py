@@ -49,9 +49,9 @@ class RunRecords:
     `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class (`sim.engine.sm_time`), which
     add up to its whole: `sm_active_s`, `sm_tail_s`, `sm_host_s`, `sm_contention_s`, `sm_switch_s`, `sm_lent_s`,
     `sm_idle_lane_s`; parts of the active ones: `sm_attention_s`, `sm_lockstep_s`.
-    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but its
-    `prefill_pairs` and `prefill_kv_tokens` to that in which it starts, and busy time and SM-seconds to both in
-    proportion.
+    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but busy time and
+    SM-seconds to both in proportion, and `prefill_pairs` and `prefill_kv_tokens` of a policy of two lanes to that in
+    which it starts.
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),

@@ -89,7 +89,8 @@ def plan(q: Any, r: Any, a: Any, ki: Any, kf: Any) -> None:
             at -= 1
         else:
             i = q.next[i]
-    if a.iv[N_CHUNKS] == 0 and a.iv[N_PREEMPT] == 0:
+    # the next steps bring nothing else while nothing is left of the budget, or there is nothing to spend it on
+    if a.iv[N_PREEMPT] == 0 and (a.iv[N_CHUNKS] == 0 or (a.iv[N_CHUNKS] == 1 and budget == 0)):
         a.iv[REPEAT] = MANY
 
 
