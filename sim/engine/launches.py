@@ -11,6 +11,8 @@ from sim.cost.step import (
     decode_pass_sm,
     dense_s,
     dense_sm,
+    fallback_code,
+    fused_saving_s,
     head_s,
     head_sm,
     prefill_attention_s,
@@ -39,10 +41,12 @@ from sim.engine.layout import (
     E_TABLE,
     E_TWICE,
     ERROR,
+    FAST_PATHS,
     FLAGGED,
     FREE,
     IN_CHUNKS,
     IN_DECODE,
+    IN_FALLBACK,
     IN_TOKENS,
     ITERATIONS,
     LANE_ATTENTION,
@@ -94,6 +98,7 @@ from sim.engine.layout import (
     PREFILL_KV,
     PREFILL_LANE,
     REASON,
+    SMS,
     STEP,
     SWITCH_S,
     UNPOLLED,
@@ -298,6 +303,22 @@ def _join_decodes(q: Any, r: Any, a: Any, p: Any, lane: int, steps: int) -> int:
 
 
 @jit
+def _fused_saving_s(q: Any, r: Any, p: Any, part: int, batch: int, context: int) -> float:
+    """Seconds that the open batch's pass with decodes saves by attention in another mode; counts fallbacks."""
+    iv = r.iv
+    if p.mix_on == 0:
+        return 0.0
+    iv[IN_FALLBACK] = fallback_code(p, iv[IN_CHUNKS])
+    iv[FAST_PATHS + iv[IN_FALLBACK]] += 1
+    pairs, apart_s = 0, decode_attention_s(p, part, batch, context)
+    for c in range(iv[IN_CHUNKS]):
+        size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]]
+        pairs += size * history + size * (size + 1) // 2
+        apart_s += prefill_attention_s(p, part, size, history)
+    return float(fused_saving_s(p, iv[IN_CHUNKS], iv[IN_TOKENS], pairs, batch, context, apart_s))
+
+
+@jit
 def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
     """The next layers of the open batch, or of the plan's chunks; with the decodes aboard if the plan says so."""
     iv = r.iv
@@ -327,6 +348,7 @@ def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
         context = iv[n + LANE_CONTEXT] if batch > 0 else 0
         iv[FLAGGED] += off_coverage(q, r, p, iv[IN_TOKENS], batch, context)
     kind = MIXED_ITEM if batch > 0 else PREFILL_ITEM
+    iv[IN_FALLBACK] = 0
     gpu_s = prefill_pass_s(q, r, p, part, batch) * share
     sm_s, att = _prefill_pass_sm(q, r, p, part, batch) * share, 0.0
     if last:
@@ -335,6 +357,9 @@ def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
     if kind == MIXED_ITEM:
         gpu_s += decode_attention_s(p, part, batch, iv[n + LANE_CONTEXT])
         att = decode_attention_sm(p, part, batch, iv[n + LANE_CONTEXT])
+        saved = _fused_saving_s(q, r, p, part, batch, iv[n + LANE_CONTEXT])
+        gpu_s -= saved
+        att -= min(att, max(0.0, saved) * iv[SMS])
         sm_s += att
     else:
         # a pure prefill has no decode context: the field holds the batch's history for the slowdown
