@@ -179,7 +179,8 @@ def dispatch(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, kf: Any) -> None:
     if batch > 0 and prefill:
         group, step = choose_group(q, r, a, b, y, ki, kf, planned)
         whole = batch_s(q, r, a, b, prefill_part(ki, group), planned)
-        layers = math.ceil(step * layers / whole)
+        fits = step * layers / whole
+        layers = int(fits) + (1 if int(fits) < fits else 0)
     elif prefill:
         group = all_prefill(ki)
     if not idle and r.policy_i[GROUP] != group:
