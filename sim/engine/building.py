@@ -12,7 +12,7 @@ from sim.cost.belief import believe
 from sim.cost.pairs import compile_pairs
 from sim.engine.deploying import is_compiled, largest_step
 from sim.engine.deployment import Deployment, check_sets
-from sim.engine.layout import BY_ADMISSION, WAIT_ORDERS, Requests, make_plan, make_replica
+from sim.engine.layout import BY_ADMISSION, POLICY_SLOTS, WAIT_ORDERS, Requests, make_plan, make_replica
 from sim.engine.objects import ObjectLoop, object_sets, sizes_of
 from sim.engine.replica import OneLane, TwoLanes
 from sim.native import HotCode
@@ -56,8 +56,12 @@ def build_replica(
     k: int,
     inbox: Sequence[int],
     settings: Settings,
+    shared: dict[str, Any],
 ) -> tuple[OneLane, Drive]:
-    """Replica k of a group: its lanes, and `drive(limit, look_ahead)`, which runs the policy's loop."""
+    """Replica k of a group: its lanes, and `drive(limit, look_ahead)`, which runs the policy's loop.
+
+    `shared` holds what all replicas of the group read: slowdowns, and what the policy believes.
+    """
     cost, d = group.cost, group.deployment
     compiled = is_compiled(policy)
     tokens, seqs = largest_step(policy, d)
@@ -89,15 +93,17 @@ def build_replica(
         d.layers,
         switch_s=d.mechanism.switch_s,
         wait_order=WAIT_ORDERS[getattr(policy, "wait_order", "fcfs")],
+        policy_slots=int(getattr(policy, "state_slots", POLICY_SLOTS)),
     )
     r, a = hot.state(idle), hot.state(make_plan(seqs))
     if getattr(policy, "lanes", 1) == 2:
         priority = getattr(policy, "decode_priority", "normal")
-        x = hot.state(
-            compile_pairs(cost, partitions, pairs, contention=settings.contention, priority=priority)
-        )
-        b, y = believe(settings.estimator, cost, p, x, partitions, pairs, settings.seed)
-        b, y = hot.state(b), hot.state(y)
+        if not shared:
+            x = compile_pairs(cost, partitions, pairs, contention=settings.contention, priority=priority)
+            shared["pairs"] = hot.state(x)
+            b, y = believe(settings.estimator, cost, p, shared["pairs"], partitions, pairs, settings.seed)
+            shared["belief"] = hot.state(b), hot.state(y)
+        x, (b, y) = shared["pairs"], shared["belief"]
         lanes = TwoLanes(hot, q, r, p, x, lambda: (b, y))
         if compiled:
             loop = hot.bind(type(policy).advance, q, r, a, p, x, b, y, *_knobs(policy, d, hot))

@@ -121,7 +121,9 @@ class PooledCluster(Cluster):
         return None
 
     def _make_replica(self, policy: Any, k: int) -> ReplicaProcess:
-        lanes, drive = build_replica(policy, self.group_of[k], self.hot, self.q, k, [], self.settings)
+        lanes, drive = build_replica(
+            policy, self.group_of[k], self.hot, self.q, k, [], self.settings, self._shared(k)
+        )
         return ReplicaProcess(
             self.clock,
             k,

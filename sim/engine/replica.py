@@ -182,6 +182,11 @@ class ReplicaProcess:
         """Bring the state up to `now`."""
         self.lanes.settle(now)
 
+    @property
+    def next_wake_s(self) -> float:
+        """When the lane is next looked at: no request finishes before."""
+        return self._wake_s
+
     def start(self) -> None:
         """Wake for the first request of the inbox, if there is one."""
         if len(self.r.inbox) > 0:

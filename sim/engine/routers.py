@@ -46,9 +46,10 @@ class LeastOutstanding:
         return np.zeros(requests, np.int64) if replicas == 1 else None
 
     def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
-        """Settles every replica to now, then compares."""
+        """Settles the replicas whose counts may have changed to now, then compares."""
         for replica in replicas:
-            replica.settle(now)
+            if replica.next_wake_s <= now:
+                replica.settle(now)
         return min(range(len(replicas)), key=lambda k: (replicas[k].outstanding, k))
 
 

@@ -45,6 +45,7 @@ class Cluster:
         self.workload, self.groups, self.settings = workload, groups, settings
         self.group_of = [group for group in groups for _ in range(group.count)]
         self.end_s, self.warmup_s = settings.end_s, settings.warmup_s
+        self._of_group: dict[int, dict[str, Any]] = {}
         self.clock = Clock()
         self.router = ROUTERS[router]()
         # plain Python decides between two steps: lists are quicker to read than arrays
@@ -60,6 +61,7 @@ class Cluster:
         wrapper, policy = policy, unwrapped(policy)
         self.gated = wrapper is not policy
         self.attention = policy.attention(groups[0].deployment) if is_compiled(policy) else None
+        self.split_reasons: tuple[str, ...] = getattr(policy, "split_reasons", ())
         self._hears = self.closed or (self.gated and wrapper.holds)
         for group in groups:
             self._find_unservable(policy, group)
@@ -79,9 +81,15 @@ class Cluster:
             None if self.closed or self.gated else self.router.assign(len(self._routable), len(self.group_of))
         )
 
+    def _shared(self, k: int) -> dict[str, Any]:
+        """What the replicas of replica k's group have in common."""
+        return self._of_group.setdefault(id(self.group_of[k]), {})
+
     def _make_replica(self, policy: Any, k: int) -> ReplicaProcess:
         inbox = self._routable[self.replica_of[self._routable] == k]
-        lanes, drive = build_replica(policy, self.group_of[k], self.hot, self.q, k, inbox, self.settings)
+        lanes, drive = build_replica(
+            policy, self.group_of[k], self.hot, self.q, k, inbox, self.settings, self._shared(k)
+        )
         return ReplicaProcess(
             self.clock,
             k,
