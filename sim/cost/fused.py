@@ -42,20 +42,20 @@ def fused_label(cost: ProfiledCost, mode: AttentionMode) -> str:
     if mode.speedup > 0:
         return f"extrapolated from separate attention by a given speed-up of {mode.speedup:g}"
     if measured_name(cost, mode):
-        return str(_surface(cost).label)
+        return str(cost.profile.fused.label)  # type: ignore[union-attr]
     return f"extrapolated from attention kernels alone by {RULE}"
-
-
-def _surface(cost: ProfiledCost) -> Any:
-    return getattr(cost.profile, "fused", None)
 
 
 def measured_name(cost: ProfiledCost, mode: AttentionMode) -> str:
     """The mode's name in the profile's measured surface; empty if there is none."""
-    surface = _surface(cost)
+    surface: Any = cost.profile.fused
     kind = mode.kernel(cost.gpu.compute_capability) if mode.mode == "pod" else mode.mode
     name = MEASURED.get(kind, "")
-    return name if surface is not None and name in surface.variants else ""
+    if surface is None or name not in surface.variants:
+        return ""
+    heads = getattr(surface, "heads", None)  # those that were measured
+    model = cost.model
+    return name if heads in (None, (model.q_heads, model.kv_heads, model.head_dim)) else ""
 
 
 def fused_tables(
@@ -118,7 +118,7 @@ def _ratios(
     name = measured_name(cost, mode)
     if not name:
         return modelled
-    surface = _surface(cost)
+    surface: Any = cost.profile.fused
     chunk, mean_keys = np.meshgrid(np.array(q), np.array(keys), indexing="ij")
     decodes, context = np.meshgrid(np.array(batch), np.array(keys), indexing="ij")
     history = np.maximum(mean_keys - (chunk + 1) // 2, 0)
