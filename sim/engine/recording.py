@@ -160,6 +160,9 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         whole = [name for name in STEP_FIELDS if name != "slowdown" and not name.endswith("_s")]
         steps[whole] = steps[whole].astype(np.int64)
         steps["graph"] = steps["chunks"] == 0
+        if cluster.split_reasons:
+            words = np.array(cluster.split_reasons, dtype=object)
+            steps["split_reason"] = words[steps["reason"].to_numpy()]
         for name, column in fused_columns(cluster.groups[0].cost, cluster.attention, steps).items():
             steps[name] = column
     return RunRecords(

@@ -46,16 +46,18 @@ class RunRecords:
     blocks x seconds), `waiting_s` and `running_s` (integrals of the queue and running lengths), `handover_s` (that of
     the requests between two replicas), `launches_graph`
     and `launches_eager` (forward passes of decodes alone and with prompts; one in layer groups counts once),
-    `flagged` (steps outside the profile's coverage). SM-seconds of the busy time by class (`sim.engine.sm_time`), which
-    add up to its whole: `sm_active_s`, `sm_tail_s`, `sm_host_s`, `sm_contention_s`, `sm_switch_s`, `sm_lent_s`,
-    `sm_idle_lane_s`; parts of the active ones: `sm_attention_s`, `sm_lockstep_s`.
-    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but busy time and
-    SM-seconds to both in proportion, and `prefill_pairs` and `prefill_kv_tokens` of a policy of two lanes to that in
-    which it starts.
+    `flagged` (steps outside the profile's coverage), `split_evaluations` (splits of the SMs that a policy priced) and
+    `decision_s` (what its decisions take by its own model of their cost). SM-seconds of the busy time by class
+    (`sim.engine.sm_time`), which add up to its whole: `sm_active_s`, `sm_tail_s`, `sm_host_s`, `sm_contention_s`,
+    `sm_switch_s`, `sm_lent_s`, `sm_idle_lane_s`; parts of the active ones: `sm_attention_s`, `sm_lockstep_s`.
+    `window_totals`: the same from the end of warm-up on; a launch belongs to the part in which it ends, but busy time
+    and SM-seconds to both in proportion, and `prefill_pairs` and `prefill_kv_tokens` of a policy of two lanes to that
+    in which it starts.
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
-    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split), `fallback` (why attention
+    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split; `split_reason` in
+    words, where the policy has them), `fallback` (why attention
     was not fused, a number of `sim.cost.fallbacks`), `graph`; in a run with fused attention also `virtual_ctas` (decode
     CTAs in one CTA), `tile` and `occupancy` (CTAs on an SM) of the steps that ran fused.
 

@@ -56,6 +56,8 @@ class CompiledPolicy:
     knobs: ClassVar[dict[str, Knob]]
     run_order: ClassVar[int] = BY_ADMISSION
     lanes: ClassVar[int] = 1
+    # what the numbers mean that a plan gives as its REASON, from 0 on: a column `split_reason` of the step log
+    split_reasons: ClassVar[tuple[str, ...]] = ()
     state_slots: ClassVar[int] = POLICY_SLOTS  # integers and floats of a replica that are the policy's own
     predicts: ClassVar[bool] = False  # one lane: `advance` takes the believed prices after the true ones
     advance: ClassVar[Callable[..., None]]

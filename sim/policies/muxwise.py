@@ -225,6 +225,7 @@ class MuxWisePolicy(GroupedPolicy):
 
     name = "muxwise"
     source = "MuxWise (Drift), ASPLOS 2026, arXiv:2504.14489"
+    split_reasons = ("granted with an earlier step", "one phase alone", "fewest SMs within the SLO", "no split within the SLO")
     mirrors = "the paper on SGLang 0.4.10.post2; its public artefact has no predictor or SLO code"
     knobs = {  # noqa: RUF012
         "tbt_slo_ms": Knob(

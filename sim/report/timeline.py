@@ -29,6 +29,7 @@ ARGS = {
     "layers": "layers",
     "sms": "SMs",
     "reason": "reason",
+    "split_reason": "split",
     "fallback": "fallback",
 }
 # SM-seconds of a launch by class, shown as per cent of what it held; the last two are parts of the active ones

@@ -369,3 +369,14 @@ def test_the_list_of_knobs_is_complete() -> None:
         knobs = {knob for info in list_policies() if info.name == name for knob in info.knobs}
         # the guard matters where neighbours are slowed, as in the test by hand above
         assert {row.knob for row in [*MOVES, *PRESSED] if row.policy == name} == knobs - {"guard"}
+
+
+def test_the_step_log_tells_why_in_words() -> None:
+    steps = run({"name": "muxwise", "tbt_slo_ms": 8}).steps
+    assert steps is not None
+    words = dict(zip(steps["reason"], steps["split_reason"], strict=True))
+    assert words == {
+        0: "granted with an earlier step",
+        ALONE: "one phase alone",
+        KEPT: "fewest SMs within the SLO",
+    }
