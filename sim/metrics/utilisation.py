@@ -80,7 +80,7 @@ def utilisation(
     if len(parts) > 1:
         for name, weight in WEIGHTS.items():
             made[name] = _mean([figure[name] for figure in figures], [weight(part) for part in parts])
-        for name in ("energy_j", "flagged_steps", "iterations"):
+        for name in ("energy_j", "flagged_steps", "iterations", "split_evaluations", "decision_s"):
             made[name] = sum(figure[name] for figure in figures)
         made |= fast_path(records.window_totals)
     made["joules_per_output_token"] = made["energy_j"] / output_tokens if output_tokens else float("nan")
@@ -120,6 +120,8 @@ def figures_of(part: Part) -> dict[str, Any]:
         **fast_path(totals),
         "flagged_steps": int(totals["flagged"]),
         "iterations": int(totals["iterations"]),
+        "split_evaluations": int(totals["split_evaluations"]),
+        "decision_s": float(totals["decision_s"]),
         "provenance": provenance_share(part),
     }
 

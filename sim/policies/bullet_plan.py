@@ -90,6 +90,7 @@ from sim.policies.two_lanes import (
 )
 
 REACH = 3  # splits by which a side may move while the other runs on its own
+SAME_SLOWDOWN = 0.05  # relative change of a slowdown below which a launch still compares with its prediction
 
 
 @jit
@@ -255,12 +256,22 @@ def expect(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> None:
     if decode:
         f[D_SOLO] = decode_solo_s(r, b, d_part) + b.gap_graph_s[0] + 1e-9 * a.iv[D_DELAY_NS]
         f[D_SLOW] = 1.0
-    if both and (prefill or decode):
-        # a launch that began alone is slowed from now on
-        if prefill or f[P_SLOW] == 1.0:
-            f[P_SLOW] = slowdown(r, y, ki, y.factor_prefill, p_part, d_part)
-        if decode or f[D_SLOW] == 1.0:
-            f[D_SLOW] = slowdown(r, y, ki, y.factor_decode, p_part, d_part)
+    if both and prefill:
+        f[P_SLOW] = slowdown(r, y, ki, y.factor_prefill, p_part, d_part)
+    elif both and decode:
+        f[P_SLOW] = _changed(f[P_SLOW], slowdown(r, y, ki, y.factor_prefill, p_part, d_part))
+    if both and decode:
+        f[D_SLOW] = slowdown(r, y, ki, y.factor_decode, p_part, d_part)
+    elif both and prefill:
+        f[D_SLOW] = _changed(f[D_SLOW], slowdown(r, y, ki, y.factor_decode, p_part, d_part))
+
+
+@jit
+def _changed(before: float, now: float) -> float:
+    """Slowdown of a launch in flight whose neighbour starts: below 0 if that tells nothing any more."""
+    if before == 1.0:
+        return now
+    return before if abs(now - before) < SAME_SLOWDOWN * before else -1.0
 
 
 @jit

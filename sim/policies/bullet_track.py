@@ -105,6 +105,8 @@ def tpot_ratio(r: Any, step_s: float) -> float:
 @jit
 def _learn(r: Any, kf: Any, lane: int, alpha: int, solo: int, slow: int) -> None:
     """Move a phase's alpha towards what its last launch shows: seconds at its solo rate over those believed."""
+    if r.policy_f[slow] < 0.0:
+        return
     took, beside = last_launch_s(r, lane), last_beside_s(r, lane)
     alone = took - beside + beside / r.policy_f[slow]
     r.policy_f[alpha] += kf[WEIGHT] * (alone / r.policy_f[solo] - r.policy_f[alpha])

@@ -18,12 +18,13 @@ from workloads import workload, workloads
 
 from sim.cost import load_cost
 from sim.engine import RunRecords, simulate
+from sim.engine.cluster import open_cluster
 from sim.engine.deployment import MPS, Deployment, Target
 from sim.errors import SimctlError
 from sim.metrics.conservation import check_conservation
 from sim.policies import list_policies, make_policy
 from sim.policies.bullet import BulletPolicy
-from sim.policies.bullet_state import BALANCED, HANDED_OVER, PAUSED
+from sim.policies.bullet_state import BALANCED, D_ALPHA, HANDED_OVER, P_ALPHA, PAUSED
 from sim.workload.workload import Workload
 
 H200 = Deployment(10_000, 16, 4096, "h200-sxm", sms=132, layers=32)
@@ -155,6 +156,21 @@ def test_an_oracle_misses_no_tpot_at_low_load_that_the_analytic_belief_meets() -
     met = tpot_s(analytic) <= 0.05
     assert met.mean() > 0.9
     assert (tpot_s(oracle)[met] <= 0.05).all()
+
+
+@pytest.mark.parametrize("layer_step", [0, 1])
+@pytest.mark.parametrize("bias", [0.0, -0.7, 0.5])
+def test_alpha_learns_by_how_much_a_belief_is_off(bias: float, layer_step: int) -> None:
+    """Of launches that began alone and got a neighbour, and of none whose neighbour changed."""
+    policy = make_policy({"name": "bullet", "layer_step": layer_step})
+    cost, noisy = load_cost("llama-3.1-8b", "h200-sxm", "auto"), {"noisy": {"sigma": 0.0, "bias": bias}}
+    cluster = open_cluster(
+        busy_load(80, 12.0), policy, cost, jitter=False, estimator=noisy, targets=(STRICT,)
+    )
+    cluster.run()
+    learnt = cluster.replicas[0].r.policy_f
+    assert learnt[P_ALPHA] == pytest.approx(np.exp(-bias), rel=0.03)
+    assert learnt[D_ALPHA] == pytest.approx(np.exp(-bias), rel=0.03)
 
 
 @pytest.mark.parametrize("split", ["greedy", "closed_form", "exhaustive"])

@@ -27,6 +27,8 @@ TOTALS = (
     "launches_graph",
     "launches_eager",
     "flagged",
+    "split_evaluations",
+    "decision_s",
 )
 
 
