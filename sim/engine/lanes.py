@@ -7,7 +7,8 @@ GPU. A lane changes its set only between launches, as the real mechanisms do, an
 
 Decode steps that are launched ahead (`D_STEPS`) follow each other without the host: tokens appear at the end of each
 step, but who is done stays in the batch, and keeps its blocks, until the last of them. An open prefill batch may be
-parked for one other (`PARK`) and goes on when that is done.
+parked for one other (`PARK`) and goes on when that is done. Where a scheduler learns of a finished pass only between
+two decode steps (`P_POLL`), its tokens appear then.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def sm_time_pct(totals: Mapping[str, float], gpu_s: float, sms: int) -> dict[str
         "host": totals["sm_host_s"],
         "switch": totals["sm_switch_s"],
         "idle_lane": totals["sm_idle_lane_s"],
-        "empty": sms * (gpu_s - totals["busy_s"]),
+        "empty": max(0.0, sms * (gpu_s - totals["busy_s"])),
     }
     return {name: 100 * value / (sms * gpu_s) for name, value in seconds.items()}
 

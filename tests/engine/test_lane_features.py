@@ -41,6 +41,7 @@ from sim.engine.layout import (
     P_DELAY_NS,
     P_LAYERS,
     P_PART,
+    P_POLL,
     PARK,
     PARKED,
     PREFILL_ITEM,
@@ -174,7 +175,7 @@ def test_too_many_steps_ahead_are_refused(run: Any) -> None:
     closed=st.sampled_from([None, None, 3]),
     horizon_s=st.sampled_from([None, None, 0.1]),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_random_runs_with_steps_ahead_keep_the_laws(
     k: int, size: int, seed: int, replicas: int, closed: int | None, horizon_s: float | None
 ) -> None:
@@ -396,7 +397,7 @@ def test_decode_gains_no_more_than_all_sms_would_give_it(run: Any) -> None:
     seed=st.integers(0, 99),
     layers=st.sampled_from([0, 1, 7]),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_lent_sm_seconds_never_exceed_the_idle_ones(
     idle: float, faster: float, slow: tuple[float, float], seed: int, layers: int
 ) -> None:
@@ -435,3 +436,33 @@ def test_a_kind_is_known_by_its_number(run: Any) -> None:
 
     run(in_ticks([0], [8], [2]), plain(), script)
     assert kinds == [PREFILL_ITEM]
+
+
+# polling
+
+
+def test_a_polled_pass_is_done_when_the_decode_step_ends(run: Any) -> None:
+    def polled(q: Any, r: Any, a: Any) -> None:
+        a.iv[P_POLL] = 1
+
+    # 25 tokens from tick 32 on are through at 132, in the middle of the second decode step
+    load = in_ticks([0, 32], [8, 25], [10, 3])
+    seen, late = (run(load, plain(), script) for script in (ahead(1), polled))
+    assert ticks(seen.requests["first_token_s"]) == close([32, 132])
+    assert ticks(late.requests["first_token_s"]) == close([32, 160])
+    # it joins at the same step either way
+    assert ticks(late.requests["finish_s"]) == ticks(seen.requests["finish_s"])
+    assert late.totals["launches_eager"] == seen.totals["launches_eager"] == 2
+    # alone a pass is seen at once
+    alone = run(in_ticks([0], [25], [1]), plain(), polled)
+    assert ticks(alone.requests["first_token_s"]) == close([100])
+
+
+def test_nothing_is_launched_behind_a_pass_that_is_not_seen_done(run: Any) -> None:
+    def hasty(q: Any, r: Any, a: Any) -> None:
+        a.iv[P_POLL] = 1
+        if may_prefill(r) and r.iv[IN_CHUNKS] > 0:
+            a.iv[P_LAYERS] = 1
+
+    with pytest.raises(PlanError, match="launched on a lane that is busy"):
+        run(in_ticks([0, 32], [8, 25], [10, 3]), plain(), hasty)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_cost import LaneCost, lane_cost
+from lane_frame import busy_load
 from stub_cost import TICK, real_cost, rough_tables
 from workloads import workload
 
 from sim.engine import RunRecords, simulate
-from sim.metrics.utilisation import sm_time_pct
-from sim.policies import make_policy
+from sim.metrics.utilisation import sm_time_pct, utilisation
+from sim.policies import list_policies, make_policy
 from sim.workload.workload import Workload
 
 ENTRIES: list[dict[str, Any]] = [
@@ -47,7 +48,7 @@ def share(records: RunRecords, cost: LaneCost = COST) -> dict[str, float]:
     seed=st.integers(0, 50),
     jitter=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_classes_add_up_to_the_window(entry: dict[str, Any], seed: int, **options: Any) -> None:
     records = simulate(load(20, seed), make_policy(entry), COST, num_gpu_blocks=900, block_size=1, **options)
     found = share(records)
@@ -108,3 +109,16 @@ def test_a_window_cut_anywhere_gives_parts_of_the_whole() -> None:
             both = before[f"sm_{name}_s"] + after[f"sm_{name}_s"]
             assert both == pytest.approx(whole[f"sm_{name}_s"], rel=1e-9, abs=1e-12), name
         assert before["busy_s"] + after["busy_s"] == pytest.approx(whole["busy_s"], rel=1e-9)
+
+
+NEEDS: dict[str, dict[str, Any]] = {"slo-admission": {"policy": "vllm"}}
+
+
+@pytest.mark.parametrize("name", [info.name for info in list_policies() if not info.base])
+def test_the_classes_add_up_under_every_policy(name: str) -> None:
+    entry = {"name": name, **NEEDS.get(name, {})}
+    records = simulate(busy_load(n=40), make_policy(entry), real_cost(), warmup_s=0.3, horizon_s=2.0)
+    found = utilisation(records, real_cost(), output_tokens=1)["sm_time_pct"]
+    assert sum(found.values()) == pytest.approx(100, rel=1e-9)
+    assert min(found.values()) >= 0
+    assert found["active"] > 20
