@@ -12,11 +12,14 @@ from benchmarks.groups import BOTH, GROUPS, Options, machine
 from benchmarks.measure import ROOT, Row
 from benchmarks.table import header, line
 from benchmarks.verdicts import verdicts
+from benchmarks.where import profile
+
+PROFILE = "profile"
 
 
 @click.command()
 @click.option(
-    "--only", type=click.Choice(list(GROUPS)), multiple=True, help="Groups to measure (default: all)."
+    "--only", type=click.Choice([*GROUPS, PROFILE]), multiple=True, help="Groups to measure (default: all)."
 )
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--requests", type=click.IntRange(min=10), default=10_000, show_default=True)
@@ -49,19 +52,22 @@ def main(
     click.echo(" | ".join(f"{key}: {value}" for key, value in machine().items()))
     click.echo(header())
     rows: dict[str, list[Row]] = {}
-    for group in only or GROUPS:
+    for group in [name for name in GROUPS if not only or name in only]:
         rows[group] = []
         for row in GROUPS[group](options):
             click.echo(line(row))
             rows[group].append(row)
         result = {"machine": machine(), "rows": [asdict(row) for row in rows[group]]}
         (output / f"{group}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if not only or PROFILE in only:
+        found = profile(options.trace(requests))
+        (output / f"{PROFILE}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     for verdict in verdicts([row for group in rows.values() for row in group]):
         click.echo(verdict.sentence)
     if write:
         from benchmarks.page import write_page
 
-        write_page(output, write, options)
+        write_page(output, write)
 
 
 if __name__ == "__main__":

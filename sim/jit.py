@@ -39,6 +39,3 @@ def should_compile(requests: int, loop: Callable[..., Any]) -> bool:
     if requests < WORTH_LOADING or not available():
         return False
     return requests >= WORTH_COMPILING or is_cached(loop)
-
-
-COMPILED = False  # hot modules are never compiled in place any more; goes when nothing imports it

@@ -22,7 +22,9 @@ common_workload = import_module("benchmarks.workload").common_workload
 
 
 def test_a_group_is_measured_and_kept(tmp_path: Path) -> None:
+    page = tmp_path / "speed.md"
     words = ["--only", "size", "--sizes", "20", "--repeats", "1", "--by", "python", "-o", str(tmp_path)]
+    words += ["--write", str(page)]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert done.exit_code == 0
     (row,) = json.loads((tmp_path / "size.json").read_text())["rows"]
@@ -31,6 +33,7 @@ def test_a_group_is_measured_and_kept(tmp_path: Path) -> None:
     assert row["iterations"] >= row["decisions"] > 0
     assert row["peak_mib"] > 10
     assert "20 requests" in done.output
+    assert "| 20 requests | python | 20 |" in page.read_text()
 
 
 def test_the_peers_workload_is_the_one_that_they_were_measured_on(tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ def available() -> bool:
 
 def is_cached(function: Callable[..., Any]) -> bool:
     """Has the function, as it stands, been compiled for some arguments?"""
-    return available() and any(_folder().glob(f"{_name(function)}-*-{_machine()}.o"))
+    # what machine this is, is asked only if there is something: it takes as long as a thousand requests
+    return available() and any(
+        path.stem.endswith(_machine()) for path in _folder().glob(f"{_name(function)}-*.o")
+    )
 
 
 def compile_missing(requests: Sequence[Request]) -> None:
