@@ -23,8 +23,8 @@ from sim.cost.shapes import Floats, Launch
 if TYPE_CHECKING:
     from sim.cost.profiled import ProfiledCost
 
-# chunks are priced at the next of these up: whole rows of tiles to 2048
-Q_KNOTS = (*range(128, 2049, 128), 2560, 3072, 4096, 5120, 6144, 8192, 12288, 16384, 32768)
+# chunks are priced at the next of these up, longer ones as the last: whole rows of tiles to 2048
+Q_KNOTS = (*range(128, 2049, 128), 2560, 3072, 4096, 6144, 8192)
 KEY_KNOTS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 BATCH_KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 1024)
 Q_SHIFT, KEY_SHIFT = 7, 6  # positions that the index arrays tell apart
