@@ -29,7 +29,7 @@ from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
 from sim.policies.bullet_plan import REACH, plan
-from sim.policies.bullet_state import BALANCES, MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES
+from sim.policies.bullet_state import BALANCES, MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES, SLOTS
 from sim.policies.splits import decode_sizes, split_parts
 from sim.workload.workload import Workload
 
@@ -53,6 +53,16 @@ class BulletPolicy(CompiledPolicy):
     source = "Bullet, arXiv:2504.19516 (ASPLOS 2026)"
     mirrors = "the paper's system on SGLang 0.4.6; its scheduler and estimator are not public"
     lanes = 2
+    state_slots = SLOTS
+    split_reasons = (
+        "one phase alone",
+        "fewest decode SMs within TPOT",
+        "more decode SMs for TPOT",
+        "balanced, both limits missed",
+        "decode paused",
+        "decode on all SMs beside the last layers",
+        "kept, the other phase is in flight",
+    )
     knobs = {  # noqa: RUF012
         "partition": Knob(True, "SM sets of their own for prefill and decode; off: both on all SMs", PAPER),
         "scheduler": Knob(
