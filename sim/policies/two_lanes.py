@@ -107,6 +107,9 @@ class WholePrompts(CompiledPolicy):
         "max_prefill_tokens": Knob(
             8192, "prompt tokens of a prefill batch", "choice; sglang's chunk", minimum=1
         ),
+        "max_prompt_tokens": Knob(
+            32768, "longest pass; longer requests are refused", "choice; keeps price tables small", minimum=1
+        ),
         "max_num_seqs": Knob(256, "most running requests", "choice; vLLM's default", minimum=1),
         "watermark": Knob(
             0.01, "share of the blocks kept free at admission", "vLLM v0's watermark", minimum=0, maximum=1
@@ -122,7 +125,22 @@ class WholePrompts(CompiledPolicy):
 
     def max_tokens(self, deployment: Deployment) -> int:
         """A batch, or one prompt that is longer."""
-        return max(int(self["max_prefill_tokens"]), deployment.max_context)
+        return max(int(self["max_prefill_tokens"]), self._longest(deployment))
+
+    def _longest(self, deployment: Deployment) -> int:
+        return min(int(self["max_prompt_tokens"]), deployment.max_context)
+
+    def refusals(self, workload: Workload, deployment: Deployment) -> dict[int, str]:
+        """Requests that cannot pass through at once: an evicted one computes its prompt and its output again."""
+        most = self._longest(deployment)
+        rows = np.flatnonzero(workload.prompt_tokens.astype(np.int64) + workload.output_tokens - 1 > most)
+        return {
+            int(
+                i
+            ): f"{workload.prompt_tokens[i]} + {workload.output_tokens[i]} tokens are more than one pass takes: "
+            f"max_prompt_tokens is {most}"
+            for i in rows
+        }
 
     def required_blocks(self, workload: Workload, deployment: Deployment) -> NDArray[np.int64]:
         """The watermark comes on top at admission."""

@@ -338,6 +338,8 @@ MOVES = [
     Moves("muxwise", "decode_launch_ms", 5.0, "mean_ttft", UP),
     Moves("muxwise", "sync_us", 5000.0, "mean_tpot", UP),
     Moves("muxwise", "max_prefill_tokens", 2048, "tokens_of_several", DOWN),
+    Moves("muxwise", "max_prompt_tokens", 3000, "served", DOWN),
+    Moves("pdmux", "max_prompt_tokens", 3000, "served", DOWN),
     Moves("muxwise", "max_num_seqs", 8, "largest_batch", DOWN),
     Moves("pdmux", "sm_group_num", 3, "decode_sizes", DOWN),
     Moves("pdmux", "decode_bs_divisor", 200, "mean_ttft", DOWN),

@@ -176,6 +176,8 @@ MOVES = [
     Moves("static-split", "expand_when_idle", True, "decode_sms", UP),
     Moves("static-split", "layer_step", 4, "most_layers", DOWN),
     Moves("static-split", "max_prefill_tokens", 2048, "tokens_of_several", DOWN),
+    Moves("static-split", "max_prompt_tokens", 3000, "served", DOWN),
+    Moves("streams", "max_prompt_tokens", 3000, "served", DOWN),
     Moves("static-split", "max_num_seqs", 8, "largest_batch", DOWN),
     Moves("streams", "layer_step", 4, "most_layers", DOWN),
     Moves("streams", "max_prefill_tokens", 2048, "tokens_of_several", DOWN),
@@ -202,3 +204,12 @@ def test_the_list_of_knobs_is_complete() -> None:
         knobs = {knob for info in list_policies() if info.name == name for knob in info.knobs}
         # the priority of decode's stream is tested above, on the profile that has measured it
         assert {row.knob for row in [*MOVES, *PRESSED] if row.policy == name} == knobs - {"decode_stream"}
+
+
+def test_a_request_that_no_pass_could_compute_is_refused_with_the_arithmetic() -> None:
+    load = workload([0.0, 0.1], [900, 1000], [101, 2])
+    records = run({"name": "static-split", "max_prompt_tokens": 1000}, load)
+    assert records.requests["status"].tolist() == ["finished", "rejected"]
+    assert records.requests["reason"][1] == (
+        "1000 + 2 tokens are more than one pass takes: max_prompt_tokens is 1000"
+    )

@@ -48,6 +48,7 @@ def metrics(records: RunRecords) -> dict[str, float]:
         "worst_ttft": float(ttft.max()),
         "mean_tpot": float(tpot.mean()),
         "max_itl": float(frame["max_itl_s"].max()),
+        "served": float((frame["status"] == "finished").sum()),
         "preemptions": float(frame["preemptions"].sum()),
         "largest_batch": float(decode["decode_batch"].max()),
         "largest_prefill": float(prefill["prefill_tokens"].max()),
