@@ -16,6 +16,7 @@ from sim.cost.traits import TraitModel
 from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
 from sim.engine.lanes import begin_lanes, execute_lanes
+from sim.engine.layout import D_LAUNCH, DUE, N_PREEMPT, P_LAYERS
 from sim.engine.replica import OneLane, TwoLanes
 from sim.engine.translate import write_lanes, write_plan
 from sim.engine.view import Fixed, Rows, View
@@ -72,8 +73,8 @@ class ObjectLoop:
         q, r, a, p = self.q, self.r, self.a, self.p
         while begin(q, r, p, limit):
             write_plan(q, r, a, self.policy.plan(self.view()), self.rows)
-            if not execute(q, r, a, p, look_ahead):
-                return
+            if not execute(q, r, a, p, look_ahead) and a.iv[N_PREEMPT] == 0:
+                return  # after evictions alone it is asked again
 
     def two(self, limit: float) -> None:
         """Run two lanes until `limit`."""
@@ -82,7 +83,10 @@ class ObjectLoop:
         x = self.lanes.x
         while begin_lanes(q, r, x, limit):
             write_lanes(q, r, a, self.policy.plan(self.view()), self.rows, self.fixed)
-            if not execute_lanes(q, r, a, p, x):
+            launched = execute_lanes(q, r, a, p, x)
+            if a.iv[N_PREEMPT] > 0 and a.iv[P_LAYERS] + a.iv[D_LAUNCH] == 0:
+                r.iv[DUE] = 1
+            elif not launched:
                 return
 
     def view(self) -> View:

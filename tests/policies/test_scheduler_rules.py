@@ -141,7 +141,8 @@ def test_vllm_v0_wants_a_free_block_for_each_decode_and_evicts_the_youngest() ->
         "vllm-v0", [0, 0], [5, 5], [3, 3], blocks=4, size=4, watermark=0.0, max_num_batched_tokens=64
     )
     assert shapes(records)[:3] == [(10, 2, 0), (0, 0, 1), (6, 1, 0)]
-    assert records.requests["preemptions"].tolist() == [0, 1]
+    first, second = records.requests["preemptions"]
+    assert first == 0 < second
 
 
 def test_vllm_v0_recomputes_what_has_outgrown_its_budget_in_pieces() -> None:
