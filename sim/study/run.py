@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from sim.jit import should_compile
-from sim.policies import make_policy
 from sim.study.execute import Outcome, execute
 from sim.study.files import write_rows, write_summary, write_timing
 from sim.study.folder import ResultFolder
@@ -79,7 +78,7 @@ def _tasks(study: Study, steps: bool) -> list[tuple[Any, ...]]:
     runs_of = Counter(run.label for run in study.runs)
     compiled = {}
     for run in {run.label: run for run in study.runs}.values():
-        policy = make_policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
+        policy = study.setting.policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
         loop = getattr(type(policy), "advance", None)
         compiled[run.label] = loop is not None and should_compile(requests * runs_of[run.label], loop)
     return [(study.setting, run, steps, compiled[run.label]) for run in study.runs]
