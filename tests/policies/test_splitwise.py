@@ -208,7 +208,7 @@ SLOW = Link(400 * COST.kv_bytes_per_token / 0.2, 0.0)
     ("knob", "low", "high", "metric"),
     [
         ("max_batch_tokens", 256, 2048, lambda r: -r.totals["launches_eager"]),
-        ("max_batch_size", 2, 512, lambda r: -(r.requests["finish_s"] - r.requests["arrival_s"]).mean()),
+        ("max_batch_size", 2, 512, lambda r: -r.totals["iterations"]),
         ("max_prompt_tokens", 500, 16384, lambda r: (r.requests["status"] == "finished").sum()),
         ("prompt_queue_tokens", 0, 100_000, lambda r: -(r.requests["replica"] == 1).sum()),
         ("overlap_min_tokens", 10_000, 0, lambda r: -r.requests["transfer_s"].mean()),
