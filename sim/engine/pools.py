@@ -240,6 +240,7 @@ class PooledCluster(Cluster):
         source, target = self.replicas[move.source], self.replicas[move.target]
         source.settle(now)
         target.settle(now)
+        self.last_transfer_s = now
         if q.phase[i] == DONE:
             unclaim(target.r, move.blocks, move.reserve, now)
         else:

@@ -56,6 +56,7 @@ class Cluster:
         self.reasons = [""] * len(workload)
         self.routed = 0
         self.issued = 0
+        self.last_transfer_s = 0.0
         self.closed = workload.max_concurrency is not None
         self.window_start: list[Snapshot] | None = None
         wrapper, policy = policy, unwrapped(policy)
@@ -70,6 +71,7 @@ class Cluster:
         self.run_ahead = assigned is not None
         if assigned is not None:
             self.replica_of[self._routable] = assigned
+        self.patient = not (self.run_ahead or self._hears or self.gated)
         self.replicas = [self._make_replica(policy, k) for k in range(len(self.group_of))]
         self.gates = [self._make_gate(wrapper, k) for k in range(len(self.replicas))] if self.gated else []
         if self.hot.compiled:
@@ -99,6 +101,7 @@ class Cluster:
             not self.run_ahead,
             partial(self._on_finish, k) if self._hears else None,
             str(getattr(policy, "label", type(policy).__name__)),
+            patient=self.patient,
         )
 
     def _find_unservable(self, policy: Any, group: Group) -> None:
@@ -138,6 +141,7 @@ class Cluster:
 
     def _route(self, i: int) -> None:
         now = self.clock.now
+        self._settle(now)
         k = self.router.choose(self.replicas, now)
         self.routed += 1
         self.replica_of[i] = k
@@ -145,6 +149,11 @@ class Cluster:
             self.gates[k].arrive(i, now)
         else:
             self.replicas[k].accept(i, now)
+
+    def _settle(self, now: float) -> None:
+        """Bring every replica up to `now`."""
+        for replica in self.replicas:
+            replica.advance_to(now)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         for i in self._routable.tolist():
@@ -188,6 +197,7 @@ class Cluster:
         return None
 
     def _open_window(self, _event: Any) -> None:
+        self._settle(self.clock.now)
         self.window_start = [replica.snapshot(self.clock.now) for replica in self.replicas]
 
     def _run_clock(self) -> None:
@@ -207,12 +217,14 @@ class Cluster:
             self.clock.process(self._arrivals())
         if self.end_s > self.clock.now:
             self._run_clock()
+        if self.patient:
+            self._settle(self.end_s)
         finishes = np.array(self.q.finish_s, np.float64)
         done = np.array(self.q.phase) == DONE
         if math.isfinite(self.end_s):
             return self.end_s
         # not the clock: its last event may be a wake-up that was overtaken
-        return float(np.max(finishes[done], initial=0.0))
+        return float(np.max(finishes[done], initial=self.last_transfer_s))
 
     def close(self, end_s: float) -> RunRecords:
         """The records of a run that ended at `end_s`; raises StalledError if it should have gone on."""
