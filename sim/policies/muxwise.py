@@ -118,7 +118,7 @@ def choose_group(
         if kf[GUARD] > 0.0:
             config = y.config[prefill_part(ki, group) * len(y.sms) + part]
             gpu_s *= guard(q, r, a, y, config, planned, batch, context)
-        step = step_s(b, gpu_s, b.host_graph_s[batch], b.gap_graph_s[0], 0)
+        step = step_s(b, gpu_s, b.host_graph_s[batch], b.gap_graph_s[batch], 0)
         if step <= kf[TBT_S]:
             a.iv[REASON] = KEPT
             return group, step
