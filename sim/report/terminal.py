@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sim.report.notes import coverage, rejections, saturation, unfinished
-from sim.report.points import Point, points_of
+from sim.report.points import Point, per_gpu, points_of
 from sim.report.verdict import verdicts_of
 from sim.report.words import NOTHING, number, per_cent, plain
 
@@ -21,11 +21,9 @@ def _of(key: str) -> Callable[[Point], str]:
     return lambda point: number(point.mean(key))
 
 
-COLUMNS: tuple[Column, ...] = (
-    ("", "DONE", lambda point: f"{point.total('completed'):,}"),
-    ("PER SECOND", "REQ", _of("request_throughput")),
-    ("PER SECOND", "GOOD", _of("request_goodput")),
-    ("PER SECOND", "OUT TOK", _of("output_throughput")),
+COUNTED: Column = ("", "DONE", lambda point: f"{point.total('completed'):,}")
+RATES = (("REQ", "request_throughput"), ("GOOD", "request_goodput"), ("OUT TOK", "output_throughput"))
+MEASURED: tuple[Column, ...] = (
     ("TTFT, ms", "P50", _of("median_ttft_ms")),
     ("TTFT, ms", "P99", _of("p99_ttft_ms")),
     ("TPOT, ms", "P50", _of("median_tpot_ms")),
@@ -36,6 +34,12 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+def _columns(runs: Sequence[dict[str, Any]]) -> list[Column]:
+    """The table's columns; throughputs per GPU where the rates are."""
+    group, suffix = ("PER SECOND, GPU", "_per_gpu") if per_gpu(runs) else ("PER SECOND", "")
+    return [COUNTED, *((group, head, _of(f"{key}{suffix}")) for head, key in RATES), *MEASURED]
+
+
 def summary_table(runs: list[dict[str, Any]]) -> str:
     """Table of the runs (rows of `summary.json`), at most 110 columns wide, and lines on what limits them.
 
@@ -44,7 +48,7 @@ def summary_table(runs: list[dict[str, Any]]) -> str:
     """
     points = points_of(runs)
     rated = any(point.rate is not None for point in points)
-    columns = [c for c in COLUMNS if any(c[2](point) != NOTHING for point in points)]
+    columns = [c for c in _columns(runs) if any(c[2](point) != NOTHING for point in points)]
     lead = [("", "POLICY")] + ([("", "RATE")] if rated else [])
     heads = [*lead, *((group, head) for group, head, _ in columns)]
     rows = []

@@ -126,3 +126,12 @@ def test_numbers() -> None:
         NOTHING,
     ]
     assert [per_cent(v) for v in (1.0, 0.9999, 0.5, 0.0, None)] == ["100", "99.9", "50", "0", NOTHING]
+
+
+def test_throughputs_are_per_gpu_where_the_rates_are() -> None:
+    runs = [
+        row("pair", 8.0) | {"num_gpus": 2, "request_rate_per_gpu": 4.0, "request_throughput_per_gpu": 3.21}
+    ]
+    table = summary_table(runs)
+    assert "PER SECOND, GPU" in table
+    assert "3.21" in table
