@@ -217,7 +217,8 @@ def flashinfer(terms: CtaTerms, shape: MixedShape, batched: bool) -> Grid:
     slots = min(2, terms.ctas_per_sm(max(tile.smem_bytes(128), FLASHINFER_DECODE.smem_bytes(128)), 4))
     budget = slots * terms.sms
     if batched and rows <= MANY_ROWS:
-        budget = max(2 * terms.sms - parts * d_splits, 0)
+        # the plan's unit is a part of a request, whose KV heads come on top
+        budget = max(2 * terms.sms - shape.batch * d_splits, 0)
     p_splits = balanced_splits(budget, tiles, shape.q + shape.h)
     made_p = prefill_ctas(terms, shape, tile, p_splits, packed=True)
     made_d = decode_ctas(terms, shape, FLASHINFER_DECODE, d_splits)
@@ -227,11 +228,22 @@ def flashinfer(terms: CtaTerms, shape: MixedShape, batched: bool) -> Grid:
 
 
 def one_prefill_kernel(terms: CtaTerms, shape: MixedShape) -> Grid:
-    """Decodes as rows of a batched prefill kernel (FlashInfer 0.2.0): the tile follows the mean rows of a request, and
-    pads each decode to as many."""
+    """Decodes as rows of a batched prefill kernel (FlashInfer): the tile follows the mean rows of a request, and pads
+    each decode to as many; keys are cut into the shortest chunks whose CTAs fit two to an SM."""
     group = shape.q_heads // shape.kv_heads
     mean = group * (shape.q + shape.batch) / (1 + shape.batch)
     tile = LARGE if mean > 64 else SPLIT if mean > 16 else FLASHINFER_DECODE
-    made_p = prefill_ctas(terms, shape, tile, packed=True)
-    made_d = decode_ctas(terms, shape, tile)
-    return Grid(made_p, made_d, 2, PREFILL_FIRST, 0, tile, tile)
+    tiles, keys, context = ceil_div(shape.q * group, tile.rows), shape.q + shape.h, int(shape.context)
+    budget = 2 * terms.sms // shape.kv_heads
+    low, high = 1, ceil_div(max(keys, context), KEYS_PER_BLOCK)
+    while low < high:
+        middle = (low + high) // 2
+        chunk = middle * KEYS_PER_BLOCK
+        if tiles * ceil_div(keys, chunk) + shape.batch * ceil_div(context, chunk) > budget:
+            low = middle + 1
+        else:
+            high = middle
+    splits = [ceil_div(length, low * KEYS_PER_BLOCK) for length in (keys, context)]
+    made_p = prefill_ctas(terms, shape, tile, splits[0], packed=True)
+    made_d = decode_ctas(terms, shape, tile, splits[1])
+    return Grid(made_p, made_d, 2, PREFILL_FIRST, int(max(splits) > 1), tile, tile, *splits)

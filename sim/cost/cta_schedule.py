@@ -5,7 +5,7 @@ SMs in the same state are one group, so that a launch of thousands of CTAs is so
 
 - an SM's arithmetic is shared by its residents; one CTA alone cannot use all of it (`Ctas.alone_s`);
 - HBM bandwidth is shared by all CTAs of the chip that read, each with the same number of requests in flight and so at
-  the same rate, up to what one CTA or one SM can draw;
+  the same rate, up to what one CTA or one SM can draw; it saturates smoothly as they want more;
 - where arithmetic and bandwidth are both near their limits they hide each other only as far as `Machine.overlap_p`.
 
 The ticket rule (`Tickets`) is that of POD-Attention (arXiv:2410.18038 section 4.1; microsoft/vattention
@@ -15,7 +15,6 @@ takes the other kind where that one has run out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 PREFILL, DECODE = 0, 1
@@ -40,13 +39,28 @@ NO_CTAS = Ctas(0, 0.0, 0.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Machine:
-    """What CTAs share: `bandwidth[n]` in bytes/s that n SMs together draw from HBM (n = 0..SMs), `sm_bandwidth` the
-    most that one can, `overlap_p` the exponent with which arithmetic hides memory time."""
+    """What CTAs share: `bandwidth` in bytes/s that the whole GPU draws from HBM, `sm_bandwidth` the most that one SM
+    can; `bandwidth_p`: how sharply bandwidth saturates, `overlap_p`: how well arithmetic and memory time hide each
+    other (exponents, as in `sim.cost.spec.Roofline`)."""
 
     sms: int
-    bandwidth: Sequence[float]
+    bandwidth: float
     sm_bandwidth: float
+    bandwidth_p: float
     overlap_p: float
+
+    def drawn(self, wanted: float) -> float:
+        """Bytes/s that come for `wanted` ones: all SMs at their most draw `bandwidth`."""
+        whole = _saturating(self.sms * self.sm_bandwidth / self.bandwidth, self.bandwidth_p)
+        share = _saturating(wanted / self.bandwidth, self.bandwidth_p)
+        return min(wanted, self.bandwidth * share / whole)
+
+
+def _saturating(x: float, p: float) -> float:
+    """x where it is small, 1 where it is large."""
+    small, large = (x, 1.0) if x <= 1.0 else (1.0, x)
+    found: float = x / large * (1.0 + (small / large) ** p) ** (-1.0 / p)
+    return found
 
 
 @dataclass(frozen=True)
@@ -207,25 +221,25 @@ def _rates(machine: Machine, p: Ctas, d: Ctas, groups: list[_Group]) -> list[tup
     p_need, d_need = p.flops / p.rate, d.flops / d.rate  # SM-seconds of arithmetic of a CTA
     p_most, d_most = 1.0 / p.alone_s, 1.0 / d.alone_s
     caps = []
-    reading, prefill_bytes = 0, 0.0
+    prefill_bytes = wanted = 0.0
     for group in groups:
         np, nd = len(group.prefill), len(group.decode)
         rate = 0.0
         if nd:
-            reading += group.sms
             rate = min(d_most, machine.sm_bandwidth / (nd * d.hbm_bytes), 1.0 / (nd * d_need))
             # arithmetic: decode takes what it needs up to its fair share, or more where prefill cannot use the rest
             if np and np * p_most * p_need + nd * rate * d_need > 1.0:
                 fair = max(1.0 / (np + nd), (1.0 - np * p_most * p_need) / nd)
                 rate = min(rate, fair / d_need)
+            wanted += group.sms * nd * rate * d.hbm_bytes
         caps.append((np, nd, rate))
         if np:
             prefill_bytes += (
                 group.sms * np * _prefill_rate(p_most, p_need, np, nd * rate * d_need) * p.hbm_bytes
             )
     level = NEVER
-    if reading:
-        limit = machine.bandwidth[reading]
+    if wanted > 0.0:
+        limit = machine.drawn(wanted + prefill_bytes)
         level = _water_level(groups, caps, max(limit - prefill_bytes, 0.1 * limit) / d.hbm_bytes)
     rates = []
     arithmetic = traffic = 0.0
@@ -235,7 +249,7 @@ def _rates(machine: Machine, p: Ctas, d: Ctas, groups: list[_Group]) -> list[tup
         rates.append((p_rate, d_rate))
         arithmetic += group.sms * (np * p_rate * p_need + nd * d_rate * d_need)
         traffic += group.sms * (np * p_rate * p.hbm_bytes + nd * d_rate * d.hbm_bytes)
-    used = (arithmetic / machine.sms, traffic / machine.bandwidth[machine.sms])
+    used = (arithmetic / machine.sms, traffic / machine.bandwidth)
     power = machine.overlap_p
     strain = (used[0] ** power + used[1] ** power) ** (1.0 / power)
     return rates if strain <= 1.0 else [(a / strain, b / strain) for a, b in rates]

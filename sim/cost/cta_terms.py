@@ -113,8 +113,9 @@ def cta_terms(gpu: GpuSpec) -> CtaTerms:
         raise SimctlError(f"spec.yaml, cta of {gpu.name}: keys must be {', '.join(sorted(known))}.")
     machine = Machine(
         sms=gpu.sms,
-        bandwidth=[0.0, *(float(curve.bandwidth(sms)) for sms in range(1, gpu.sms + 1))],
+        bandwidth=gpu.hbm_bytes_per_s * curve.terms.bandwidth_efficiency,
         sm_bandwidth=curve.terms.sm_bytes_per_clock * gpu.boost_mhz * 1e6,
+        bandwidth_p=curve.terms.bandwidth_p,
         overlap_p=curve.terms.overlap_p,
     )
     return CtaTerms(gpu=gpu, machine=machine, **terms)

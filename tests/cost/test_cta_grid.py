@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from sim.cost.attention import AttentionMode
@@ -82,29 +85,56 @@ def test_flashinfer_packs_heads_and_has_no_virtual_ctas():
     assert flashinfer(H200, MixedShape(512, 0, 16, 16384, 32, 8), batched=False).decode_splits == 2
     # what decode leaves of two CTAs an SM; many rows are planned as if alone
     few, many = MixedShape(128, 16384, 8, 2048, 32, 8), MixedShape(512, 16384, 8, 2048, 32, 8)
-    assert [flashinfer(H200, few, batched).prefill_splits for batched in (False, True)] == [8, 1]
+    assert [flashinfer(H200, few, batched).prefill_splits for batched in (False, True)] == [8, 7]
     assert [flashinfer(H200, many, batched).prefill_splits for batched in (False, True)] == [2, 2]
 
 
-# decode batch x context, chunk, us: fused, separate with FA2 and with FA3 prefill, two streams (docs/h200.md)
+# chunk, history, decode batch, context; us of one layer of Llama-3.1-8B: fused by FlashInfer's POD, separate with FA2
+# and with FA3 prefill, two streams (calib/profiles/h200-sxm/measurements/fused.csv.gz)
 H200_US = [
-    (32, 8192, 1024, 487, 604, 440, 576),
-    (64, 4096, 2048, 450, 588, 433, 515),
-    (16, 16384, 512, 508, 610, 441, 598),
-    (128, 2048, 512, 282, 310, 294, 302),
+    (1024, 8192, 32, 8192, 542, 694, 515, 675),
+    (2048, 4096, 64, 4096, 636, 820, 577, 771),
+    (512, 16384, 16, 16384, 528, 719, 495, 670),
+    (512, 2048, 128, 2048, 296, 372, 301, 360),
+    (1024, 0, 64, 2048, 155, 193, 172, 169),
+    (256, 8192, 128, 4096, 551, 628, 615, 609),
+    (4096, 0, 64, 4096, 587, 750, 540, 683),
 ]
 
 
-@pytest.mark.parametrize(("batch", "context", "chunk", "fused", "fa2", "fa3", "streams"), H200_US)
-def test_a_fused_kernel_on_an_h200_from_kernels_alone(batch, context, chunk, fused, fa2, fa3, streams):
-    shape = MixedShape(chunk, context - chunk, batch, context, 32, 8)
+@pytest.mark.parametrize(("q", "h", "batch", "context", "fused", "fa2", "fa3", "streams"), H200_US)
+def test_a_fused_kernel_on_an_h200_from_kernels_alone(q, h, batch, context, fused, fa2, fa3, streams):
+    shape = MixedShape(q, h, batch, context, 32, 8)
     ours = fused_run(H200, AttentionMode("pod", "flashinfer"), shape).seconds * 1e6
     as_fa2 = replace(H200, serial="fa2")
-    assert ours == pytest.approx(fused, rel=0.10)
-    assert sum(serial_s(H200, shape)) * 1e6 == pytest.approx(fa3, rel=0.10)
-    assert sum(serial_s(as_fa2, shape)) * 1e6 == pytest.approx(fa2, rel=0.20)
+    apart = [sum(serial_s(terms, shape)) * 1e6 for terms in (as_fa2, H200)]
+    assert ours == pytest.approx(fused, rel=0.08)
+    assert apart[1] == pytest.approx(fa3, rel=0.09)
+    assert apart[0] == pytest.approx(fa2, rel=0.18)
     assert fused_run(as_fa2, AttentionMode("streams"), shape).seconds * 1e6 == pytest.approx(
-        streams, rel=0.10
+        streams, rel=0.21
     )
-    # faster than the kernels that it fuses; against FlashAttention 3 it wins only where decode is nearly all
-    assert (ours < sum(serial_s(H200, shape)) * 1e6) == (fused < fa3)
+    # faster than the kernels that it fuses; against FlashAttention 3 it wins where decode is most of it
+    assert ours < apart[0]
+    assert (ours < apart[1]) == (fused < fa3)
+
+
+def test_many_shapes_on_an_h200_from_kernels_alone():
+    found = files("calib").joinpath("profiles/h200-sxm/measurements/fused.csv.gz")
+    if not found.is_file():
+        pytest.skip("the profile of the H200 has no measurements of fused attention")
+    rows = pd.read_csv(str(found))
+    rows = rows[rows["time_s"].notna() & ~rows["q_tokens"].astype(str).str.contains(";")]
+    axes = ["q_tokens", "history_tokens", "decode_batch", "context_mean"]
+    measured = rows.pivot_table("time_s", axes, "attention", "median").sample(200, random_state=1)
+    errors, ratios = [], []
+    for (q, h, batch, context), row in measured.iterrows():
+        shape = MixedShape(int(q), int(h), int(batch), int(context), 32, 8)
+        ours, apart = (
+            fused_run(H200, AttentionMode("pod", "flashinfer"), shape).seconds,
+            sum(serial_s(H200, shape)),
+        )
+        errors.append(abs(ours / row["pod"] - 1))
+        ratios.append((ours / apart, row["pod"] / row["serial_fa3"]))
+    assert np.median(errors) < 0.08
+    assert np.corrcoef(np.array(ratios).T)[0, 1] > 0.9

@@ -22,7 +22,7 @@ from sim.cost.cta_schedule import (
 
 SMS = 10
 # memory that no one exhausts, and arithmetic that memory does not disturb
-WIDE = Machine(SMS, [1e12 * n for n in range(SMS + 1)], 1e12, 50.0)
+WIDE = Machine(SMS, 1e13, 1e12, 50.0, 50.0)
 
 
 def prefill(count: int, alone_s: float = 1.0, bytes_: float = 0.0) -> Ctas:
@@ -57,24 +57,24 @@ def test_a_lone_cta_cannot_use_a_whole_sm():
 
 
 def test_bandwidth_is_shared_by_all_that_read_at_the_same_rate():
-    narrow = Machine(SMS, [4.0] * (SMS + 1), 1e9, 50.0)
+    narrow = Machine(SMS, 4.0, 1e9, 200.0, 200.0)
     assert run_schedule(narrow, NO_CTAS, decode(20), 2, PREFILL_FIRST).seconds == pytest.approx(5.0, rel=1e-6)
     # the last CTA has it all, up to what one can draw
     assert run_schedule(narrow, NO_CTAS, decode(21), 2, PREFILL_FIRST).seconds == pytest.approx(6.0, rel=1e-6)
 
 
 def test_an_sm_has_a_bandwidth_of_its_own():
-    ports = Machine(SMS, [1e9] * (SMS + 1), 0.5, 50.0)
+    ports = Machine(SMS, 1e9, 0.5, 50.0, 50.0)
     assert run_schedule(ports, NO_CTAS, decode(20), 2, PREFILL_FIRST).seconds == pytest.approx(4.0)
     assert run_schedule(ports, NO_CTAS, decode(10), 2, PREFILL_FIRST).seconds == pytest.approx(2.0)
 
 
 def test_both_kinds_overlap_but_for_the_strain_of_using_both_resources_fully():
-    loose = Machine(SMS, [10.0] * (SMS + 1), 1e9, 50.0)
+    loose = Machine(SMS, 10.0, 1e9, 200.0, 50.0)
     both = run_schedule(loose, prefill(10), decode(10), 2, HALF)
-    assert both.seconds == pytest.approx(2 ** (1 / 50.0), rel=1e-3)
+    assert both.seconds == pytest.approx(2 ** (1 / 50.0), rel=4e-3)
     strained = run_schedule(replace(loose, overlap_p=4.0), prefill(10), decode(10), 2, HALF)
-    assert strained.seconds == pytest.approx(2 ** (1 / 4.0), rel=1e-3)
+    assert strained.seconds == pytest.approx(2 ** (1 / 4.0), rel=4e-3)
 
 
 def test_tickets_in_proportion_divide_like_integers():
@@ -116,15 +116,18 @@ counts = st.integers(0, 120)
     weight=st.floats(0.05, 20.0),
     alone=st.floats(1.0, 4.0),
     overlap_p=st.floats(1.5, 20.0),
+    sharpness=st.floats(1.0, 20.0),
 )
-def test_no_schedule_beats_the_resources_or_leaves_work_undone(p, d, slots, rule, weight, alone, overlap_p):
+def test_no_schedule_beats_the_resources_or_leaves_work_undone(
+    p, d, slots, rule, weight, alone, overlap_p, sharpness
+):
     if p + d == 0:
         return
     tickets = {"half": HALF, "proportional": proportional(p, d), "first": PREFILL_FIRST, "pairs": PAIRS}[rule]
-    machine = Machine(SMS, [0.0, *(2.0 * min(n, 6) for n in range(1, SMS + 1))], 2.0, overlap_p)
+    machine = Machine(SMS, 12.0, 2.0, sharpness, overlap_p)
     made = run_schedule(machine, prefill(p, alone, 0.01), decode(d, weight, alone * weight), slots, tickets)
     arithmetic = (p + 1e-6 * d) / SMS
-    memory = (0.01 * p + weight * d) / machine.bandwidth[SMS]
+    memory = (0.01 * p + weight * d) / machine.bandwidth
     longest = max(alone if p else 0.0, alone * weight if d else 0.0)
     assert made.seconds >= max(arithmetic, memory, longest) * (1 - 1e-6)
     # at worst all run one after the other on one SM's resources, strained
@@ -139,7 +142,7 @@ def test_no_schedule_beats_the_resources_or_leaves_work_undone(p, d, slots, rule
 @settings(max_examples=30, deadline=None)
 @given(p=st.integers(1, 60), d=st.integers(1, 60), times=st.floats(0.1, 50.0))
 def test_twice_the_work_takes_twice_the_time(p, d, times):
-    machine = Machine(SMS, [3.0] * (SMS + 1), 2.0, 4.0)
+    machine = Machine(SMS, 3.0, 2.0, 2.0, 4.0)
     tickets = proportional(p, d)
     one = run_schedule(machine, prefill(p, 1.3), decode(d), 2, tickets)
     scaled = [replace(c, flops=c.flops * times, hbm_bytes=c.hbm_bytes * times, alone_s=c.alone_s * times)
