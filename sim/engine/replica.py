@@ -141,7 +141,8 @@ class ReplicaProcess:
     `drive(limit, look_ahead)` runs the policy's loop. `limit()` is the next time at which anything outside may
     touch this replica: everything before it can be committed ahead of the clock. With `on_finish` set (closed
     loops, hand-overs) nothing is committed ahead, so that completions reach their listener in time. `on_launch` is
-    told of every launch or burst.
+    told of every launch or burst. A `patient` replica has no events of its own on the clock: whoever is about to touch
+    it brings it up to date (`advance_to`), which takes one call for many decisions.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class ReplicaProcess:
         on_finish: Callable[[list[int]], None] | None,
         name: str,
         on_launch: Callable[[], None] | None = None,
+        patient: bool = False,
     ) -> None:
         self.clock, self.index, self.lanes = clock, index, lanes
         self.q, self.r = lanes.q, lanes.r
@@ -165,7 +167,8 @@ class ReplicaProcess:
             on_finish,
             name,
         )
-        self.on_launch = on_launch
+        self.on_launch, self.patient = on_launch, patient
+        self.outstanding = 0  # requests waiting or running when last settled
         self.gaps: list[np.ndarray[Any, Any]] = []
         self.counts: list[np.ndarray[Any, Any]] = []
         self.gap_ends: list[np.ndarray[Any, Any]] = []
@@ -173,19 +176,20 @@ class ReplicaProcess:
         self._stamp = 0
         self._wake_s = math.inf
 
-    @property
-    def outstanding(self) -> int:
-        """Requests waiting or running; settle first."""
-        return int(self.r.iv[N_WAIT] + self.r.iv[N_RUN])
-
     def settle(self, now: float) -> None:
         """Bring the state up to `now`."""
         self.lanes.settle(now)
+        self._count()
 
-    @property
-    def next_wake_s(self) -> float:
-        """When the lane is next looked at: no request finishes before."""
-        return self._wake_s
+    def advance_to(self, now: float) -> None:
+        """Bring the state up to `now`; a patient replica first takes every decision before."""
+        if self.patient and self._wake_s < now:
+            self._run(self._wake_s, now)
+        if self._wake_s <= now:
+            self.settle(now)
+
+    def _count(self) -> None:
+        self.outstanding = int(self.r.iv[N_WAIT] + self.r.iv[N_RUN])
 
     def start(self) -> None:
         """Wake for the first request of the inbox, if there is one."""
@@ -195,11 +199,13 @@ class ReplicaProcess:
     def accept(self, i: int, now: float) -> None:
         """Request i arrives now, by a router that has just chosen this replica."""
         self.lanes.accept(i, now)
+        self._count()
         self._wake_when_due(now)
 
     def interrupt(self, now: float) -> None:
         """The state has been changed from outside: decide as soon as the lane can, if there is anything to do."""
         self.lanes.interrupt(now)
+        self._count()
         if self.outstanding > 0:
             self._wake_when_due(now)
 
@@ -209,9 +215,11 @@ class ReplicaProcess:
             self._wake(due)
 
     def _wake(self, time_s: float) -> None:
+        self._wake_s = time_s
+        if self.patient:
+            return
         kind = COMPLETION if self.on_finish else DECISION
         self._stamp += 1
-        self._wake_s = time_s
         event = self.clock.at(time_s, kind, self.index)
         event.callbacks.append(partial(self._woken, self._stamp))
 
@@ -231,10 +239,14 @@ class ReplicaProcess:
     def _decide(self, stamp: int, _event: Any) -> None:
         if stamp != self._stamp:
             return
+        now = self.clock.now
+        self._run(now, math.nextafter(now, math.inf) if self.on_finish else self.limit())
+
+    def _run(self, now: float, limit: float) -> None:
+        """Decide at `now`, and as often as it takes until `limit`."""
         self._wake_s = math.inf
         r = self.r
-        self.lanes.wake_up(self.clock.now)
-        limit = math.nextafter(self.clock.now, math.inf) if self.on_finish else self.limit()
+        self.lanes.wake_up(now)
         look_ahead = math.inf if self.look_far or self.on_finish else limit
         while True:
             self.drive(limit, look_ahead)
@@ -245,6 +257,7 @@ class ReplicaProcess:
             if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP:
                 break
             self.drain()
+        self._count()
         due = self.lanes.due()
         if due < math.inf:
             self._wake(due)
