@@ -12,6 +12,7 @@ from lane_frame import busy_load, check_laws, check_move, lane
 from stub_cost import real_cost
 from workloads import workload
 
+import sim
 from sim.cost import load_cost
 from sim.cost.shapes import Launch
 from sim.engine import RunRecords, simulate
@@ -213,3 +214,23 @@ def test_a_request_that_no_pass_could_compute_is_refused_with_the_arithmetic() -
     assert records.requests["reason"][1] == (
         "1000 + 2 tokens are more than one pass takes: max_prompt_tokens is 1000"
     )
+
+
+def test_an_experiment_may_do_without_contention() -> None:
+    experiment = {
+        "workload": {"trace": "sample-conv", "max_requests": 40},
+        "model": "llama-3.1-8b",
+        "gpu": "h200-sxm",
+        "policies": ["fixed-50-50"],
+        "sweep": {"request_rate": [20]},
+    }
+    lost = [
+        sim.run({**experiment, **more}).summary["runs"][0]["sm_time_pct"]["contention"]
+        for more in ({}, {"contention": False})
+    ]
+    assert lost[0] > 1
+    assert lost[1] == pytest.approx(0, abs=1e-9)
+    with pytest.raises(
+        SimctlError, match="`contention` has no effect, since none of the policies shares the SMs"
+    ):
+        sim.run({**experiment, "policies": ["vllm"], "contention": False})
