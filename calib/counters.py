@@ -20,7 +20,7 @@ from calib.models import model_shape
 
 MARK = "hold"  # the kernel of `csrc/smid_probe.cu` that stands before every shape
 SM, DRAM, TIME = "sm__cycles_active", "dram__throughput", "gpu__time_duration"
-TENSOR = "tensor"  # in the name of whichever tensor metric this chip has
+TENSOR = "sm__pipe_tensor"
 SHARES = {"sm_active": SM, "dram_active": DRAM, "tensor_active": TENSOR}
 NANOSECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6}
 

@@ -95,6 +95,9 @@ class FakeLab:
     def error(self, kernel: Kernel) -> float:
         return 2e-3
 
+    def replayed_error(self, kernel: Kernel) -> float:
+        return self.error(kernel)
+
     def pair(self, a: Side, b: Side, mode: str) -> Pair:
         if mode not in MODES:
             raise CalibrationError(f"Co-run mode '{mode}' is not one of {', '.join(MODES)}.")

@@ -33,6 +33,7 @@ from calib.partition import (
 from sim.errors import CalibrationError
 
 SUSTAINED_WINDOW_S = 0.25
+SPARE_BYTES = 6 << 30
 HOST_LOOKS = 5  # runs that a host time is the mean of
 L2_TURNS = 3  # bytes that a graph touches before it comes back to a buffer, in L2 sizes
 
@@ -161,6 +162,8 @@ class GpuLab:
 
     def ready(self, kernel: Kernel, sms: int, slot: int, padded: bool) -> None:
         """Prepare on the current stream and run twice, so that lazy loading stays out of what follows."""
+        if self.torch.cuda.mem_get_info()[0] < SPARE_BYTES:
+            self.torch.cuda.empty_cache()  # graphs that are gone leave their pools behind
         kernel.prepare(self.arena, slot, padded)
         kernel.run(0)
         kernel.run(1)
@@ -257,6 +260,25 @@ class GpuLab:
         with self.torch.cuda.stream(stream):
             kernel.prepare(self.arena)
             error = kernel.reference_error()
+            self.torch.cuda.synchronize()
+        return error
+
+    def replayed_error(self, kernel: Kernel) -> float:
+        """The same of what a second replay of a captured graph leaves behind."""
+        stream = self.whole[0].stream()
+        with self.torch.cuda.stream(stream):
+            self.ready(kernel, self.facts.sms, 0, padded=False)
+            graph = self.torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                held = kernel.run(0)
+            finally:
+                graph.capture_end()
+            for _ in range(2):
+                for part in held if isinstance(held, tuple) else (held,):
+                    part.fill_(float("nan"))
+                graph.replay()
+            error = kernel.reference_error(held)
             self.torch.cuda.synchronize()
         return error
 

@@ -17,6 +17,7 @@ from sim.errors import SimctlError
 
 FORMAT = 1
 UNLIMITED_S = 1e9
+CARD = 8  # characters of a GPU's uuid that tell cards apart
 SLICE_S = 0.05  # budgets below this are not worth starting a sweep for
 
 
@@ -128,6 +129,7 @@ def write_record(order: Order, record: dict[str, Any], runs: Sequence[Run]) -> d
     """Write `run.yaml` with the state of the sweeps; returns its content. Sweeps of an earlier run are kept."""
     path = order.folder / "run.yaml"
     held = (yaml.safe_load(path.read_text()) or {}).get("sweeps", {}) if path.exists() else {}
+    card = record["gpu"].get("uuid", "")[:CARD]
     state: dict[str, Any] = {
         run.sweep.name: {
             "points": run.total,
@@ -135,6 +137,7 @@ def write_record(order: Order, record: dict[str, Any], runs: Sequence[Run]) -> d
             "rows": len(run.checkpoint.rows),
             "skipped": sum("skip" in item for item in run.checkpoint.rows),
             "spent_s": round(run.spent_s, 1),
+            **({"card": card} if card else {}),
         }
         for run in runs
     }

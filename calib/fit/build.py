@@ -16,22 +16,26 @@ from typing import Any
 import numpy as np
 import yaml
 
+from calib.fit.activity import activity_rows
 from calib.fit.assemble import DEFAULTS, cost_of, named_curves
 from calib.fit.composition import fit_and_score, scaled_share
 from calib.fit.contention import contention_errors, contention_of
-from calib.fit.hosts import fit_energy, fit_host, hot_runs
+from calib.fit.fused import fit_fused
+from calib.fit.hosts import fit_energy, fit_host, hot_runs, power_runs
 from calib.fit.points import Points, gpu_of, read_rows
+from calib.fit.shapes import clause
 from calib.fit.solo import Solo, fit_solo
 from calib.fit.steps import SWEEPS, Steps, read_steps
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
+from sim.cost.measured_fused import FusedSurface
 from sim.cost.measured_steps import Composition, composition_data
 from sim.cost.model import load_model
 from sim.cost.profile import SCHEMA_VERSION
 from sim.errors import SimctlError
 
-CURVES, CONTENTION, ERRORS = "curves.json", "contention.json", "errors.json"
+CURVES, CONTENTION, FUSED, ERRORS = "curves.json", "contention.json", "fused.json", "errors.json"
 BY_FOLD = "rows"  # the fold that headline errors are of, until a run of its own was measured
 # what a reader of the error table has to know
 NOTES = (
@@ -56,9 +60,11 @@ class Built:
     solo: Mapping[str, Solo]
     composition: Composition | None
     contention: MeasuredContention | None
+    fused: FusedSurface | None
     host: Mapping[str, Any]
     energy: Mapping[str, Any]
     hot: list[dict[str, Any]]
+    activity: list[dict[str, Any]]
     jitter_sd: float
     errors: dict[str, Any]
 
@@ -84,12 +90,15 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
     composition, of_steps, jitter = fit_steps(folder, gpu, run["model"], curves)
     tick("contention")
     contention, of_pairs = fit_pairs(folder, gpu)
+    tick("fused attention")
+    fused, of_fused = fit_fused(folder, run["model"])
     hot = hot_runs(folder)
     layers = load_model(run["model"]).layers
     errors = {
         "operators": {name: one.record for name, one in solo.items()},
         "steps": of_steps,
         "contention": of_pairs,
+        "fused_attention": of_fused,
     }
     return Built(
         gpu,
@@ -97,9 +106,11 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         solo,
         composition,
         contention,
+        fused,
         fit_host(folder, layers),
-        fit_energy(hot, gpu),
+        fit_energy([*hot, *power_runs(folder)], gpu),
         hot,
+        activity_rows(folder, gpu, curves),
         jitter,
         errors,
     )
@@ -161,6 +172,12 @@ def coverage(points: Points) -> str:
     return ", ".join([*parts, f"{int(points.sms.min())}-{int(points.sms.max())} SMs"])
 
 
+def covered(one: Solo) -> str:
+    """The measured range of an operator, other models' shapes included."""
+    others = one.record.get("other_models")
+    return coverage(one.points) + (clause(others) if others else "")
+
+
 def curve_entries(name: str, solo: Mapping[str, Solo]) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """(entries of `profile.yaml`, curves of `curves.json`)."""
     entries, curves = [], {}
@@ -170,12 +187,12 @@ def curve_entries(name: str, solo: Mapping[str, Solo]) -> tuple[list[dict[str, s
             **curve_data(one.fitted.curve, one.fitted.form.terms),
             "other_label": f"extrapolated from {name} by {form}",
         }
-        entries.append(_entry(operator, coverage(one.points)))
+        entries.append(_entry(operator, covered(one)))
     for family, order in DEFAULTS.items():
         found = next((one for one in order if one in solo), None)
         if found is not None:
             curves[family] = {"same_as": found}
-            entries.append(_entry(family, coverage(solo[found].points)))
+            entries.append(_entry(family, covered(solo[found])))
     return entries, curves
 
 
@@ -205,6 +222,9 @@ def contents(built: Built, name: str, held: Mapping[str, Any]) -> dict[str, byte
         files[CONTENTION] = _json(built.contention.as_data())
         surface = built.contention
         profile["contention"] = {"file": CONTENTION, "label": surface.label, "coverage": surface.coverage}
+    if built.fused is not None:
+        files[FUSED] = _json(built.fused.as_data())
+        profile["fused"] = {"file": FUSED, "label": built.fused.label, "coverage": built.fused.coverage}
     profile["about"] = about(built, held, files)
     files["profile.yaml"] = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=110).encode()
     return files
@@ -220,6 +240,7 @@ def about(built: Built, held: Mapping[str, Any], files: Mapping[str, bytes]) -> 
         "protocol": run["protocol"],
         "partitions": {"mechanism": run["bench"].get("mechanism"), "splits": len(run["partitions"])},
         "long_runs": built.hot,
+        "activity": built.activity,
         "errors": short_table(built, held),
         "notes": list(NOTES),
         "frozen": hashlib.sha256(files[CURVES]).hexdigest(),
@@ -243,6 +264,9 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("several_chunks", "ragged"):
             if key in record:
                 operators[operator][key] = {n: _plain(summary) for n, summary in record[key].items()}
+        if "other_models" in record:
+            parts = ("without", "random")
+            operators[operator]["other_models"] = {n: _plain(record["other_models"][n]) for n in parts}
     steps = {
         kind: {n: _plain(s) for n, s in entry["errors"].items()}
         for kind, entry in built.errors["steps"].items()
@@ -251,6 +275,7 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
         "operators": operators,
         "steps": steps,
         "contention": _plain_tree(built.errors["contention"].get("folds", {})),
+        "fused_attention": _plain_tree(built.errors["fused_attention"]),
         "random_shapes": _plain_tree(held),
     }
 

@@ -11,14 +11,17 @@ from typing import Any
 
 from calib.fit.assemble import loaded_curves
 from calib.fit.build import CURVES, ERRORS, fit_pairs, fit_steps
+from calib.fit.fused import recheck_fused
 from calib.fit.methods import Recipe
 from calib.fit.operators import pooled, recheck
 from calib.fit.points import Points
 from calib.fit.scoring import score_random
+from calib.fit.shapes import other_points, with_shapes, without_shapes
 from calib.fit.skew import ragged
 from calib.fit.solo import read_points
 from calib.fit.surface import Smoothness
 from sim.cost.gpu import load_gpu
+from sim.cost.measured import MeasuredCurve
 from sim.cost.profile import load_folder, read_yaml
 from sim.errors import SimctlError
 
@@ -51,21 +54,35 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     about = data.get("about") or {}
     profile = load_folder(folder, gpu)
     curves = loaded_curves(profile)
-    findings = [_frozen(folder, about)]
+    findings, others = [_frozen(folder, about)], other_points(folder, gpu)
     for operator, points in read_points(folder, gpu).items():
         record = stated["operators"].get(operator)
         if record is not None:
             tick(operator)
             found = recheck(evened(points), gpu, recipe_of(record))
             findings += compare(operator, record["errors"][record["method"]], found)
+            findings += _others(operator, record, curves[operator], others.get(operator))
     tick("whole steps")
     _, of_steps, _ = fit_steps(folder, gpu, about["model"], curves)
     findings += compare("steps", stated["steps"], of_steps)
     tick("contention")
     findings += compare("contention", stated["contention"], fit_pairs(folder, gpu)[1])
+    tick("fused attention")
+    of_fused = stated.get("fused_attention") or {}
+    findings += compare("fused attention", of_fused, recheck_fused(folder, about["model"], of_fused))
     tick("random shapes")
-    held = score_random(folder, gpu, about["model"], curves, profile.composition, profile.contention)
+    held = score_random(folder, profile, about["model"], curves)
     return findings + compare("random shapes", stated["random_shapes"], held)
+
+
+def _others(
+    operator: str, record: Mapping[str, Any], curve: MeasuredCurve, points: Points | None
+) -> list[Finding]:
+    """Comparisons of the errors on other models' shapes."""
+    if "other_models" not in record:
+        return []
+    _, found = with_shapes(without_shapes(curve, record["other_models"]), points)
+    return compare(f"{operator}, other models", record["other_models"], found)
 
 
 def _stated(folder: Path) -> dict[str, Any]:

@@ -95,6 +95,18 @@ def hot_runs(run: Path) -> list[dict[str, Any]]:
     return found
 
 
+def power_runs(run: Path) -> list[dict[str, Any]]:
+    """Whole steps of the power sweep, held for a second or two: time, watts by the energy counter, work."""
+    rows = read_rows(run, "power")
+    if not len(rows) or "energy_j" not in rows.columns:
+        return []
+    kept = rows[rows["energy_j"].notna() & rows["kind"].str.endswith("_step")]
+    return [
+        {"seconds": one.time_s, "power_w": one.power_w, "flops": one.flops, "bytes": one.bytes}
+        for one in kept.itertuples()
+    ]
+
+
 def _number(row: pd.Series, name: str) -> int:
     value = row.get(name)
     return 0 if value is None or pd.isna(value) else int(value)

@@ -25,7 +25,7 @@ def make_profile(
     built = fit_run(folder, gpu, tick)
     tick("random shapes")
     curves = named_curves(built.solo)
-    held = score_random(folder, built.gpu, built.run["model"], curves, built.composition, built.contention)
+    held = score_random(folder, built, built.run["model"], curves)
     files = contents(built, name or target.resolve().name, held)
     if target.resolve() != folder.resolve():
         shutil.copytree(folder / "measurements", target / "measurements", dirs_exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from calib.models import MODELS
 from calib.rows import read_table
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import FEATURES, Key
@@ -32,6 +33,7 @@ KINDS = {
     "kv_write": "elementwise",
     "sampling": "elementwise",
 }
+DTYPE_BYTES = 2  # all that is timed but `gemm_fp8` is of 16 bits
 # device name (as the driver says it) -> built-in GPU
 DEVICES = {
     "NVIDIA H200": "h200-sxm",
@@ -218,9 +220,13 @@ def longest(rows: pd.DataFrame) -> Floats:
 
 
 def _key(kind: str, row: Mapping[str, Any]) -> Key:
-    model = load_model(row["model"])
+    # shards of tensor-parallel groups are calibration shapes, not models
+    shard = MODELS.get(row["model"])
     if KINDS[kind] == "gemm":
-        return (int(row["n"]), int(row["k"]), model.dtype_bytes)
+        return (int(row["n"]), int(row["k"]), DTYPE_BYTES)
+    if KINDS[kind] != "elementwise" and shard is not None:
+        return (shard.heads, shard.kv_heads, shard.head_dim, DTYPE_BYTES)
+    model = load_model(row["model"])
     if KINDS[kind] == "elementwise":
         return (bytes_per_row(model, kind),)
     return (model.q_heads, model.kv_heads, model.head_dim, model.dtype_bytes)

@@ -20,7 +20,7 @@ from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_contention import SIDES, MeasuredContention
 from sim.cost.measured_steps import Composition
 
-SWEEP = "random"
+SWEEP, FUSED_SWEEP = "random", "fused_random"
 
 
 def held_out_folders(profile: Path) -> dict[str, Path]:
@@ -28,7 +28,11 @@ def held_out_folders(profile: Path) -> dict[str, Path]:
     found = {}
     if (profile / "measurements" / f"{SWEEP}.csv.gz").is_file():
         found["same run"] = profile
-    for path in sorted((profile / "heldout").rglob(f"{SWEEP}.csv.gz")):
+    drawn = [
+        *(profile / "heldout").rglob(f"{SWEEP}.csv.gz"),
+        *(profile / "heldout").rglob(f"{FUSED_SWEEP}.csv.gz"),
+    ]
+    for path in sorted(drawn):
         folder = path.parent.parent if path.parent.name == "measurements" else path.parent
         found[f"run {folder.relative_to(profile / 'heldout').as_posix()}"] = folder
     return found

@@ -14,6 +14,7 @@ from calib.fit.folds import errors
 from calib.fit.methods import FittedCurve
 from calib.fit.operators import LEAST, Chosen, choose
 from calib.fit.points import KINDS, Floats, Points, operator_points, read_rows
+from calib.fit.shapes import other_points, with_shapes
 from calib.fit.skew import fit_skew, ragged, skew_errors, with_skew
 from sim.cost.gpu import GpuSpec
 from sim.cost.profile import spec_profile
@@ -40,16 +41,16 @@ def read_points(run: Path, gpu: GpuSpec) -> dict[str, Points]:
 
 def fit_solo(run: Path, gpu: GpuSpec, tick: Callable[[str], None] = lambda text: None) -> dict[str, Solo]:
     """Curves of all operators with enough points."""
-    fitted = {}
+    fitted, others = {}, other_points(run, gpu)
     for operator, points in read_points(run, gpu).items():
         if len(points) >= LEAST or (len(points) >= LEAST // 2 and points.kind == "elementwise"):
             tick(f"{operator}: {len(points)} points")
-            fitted[operator] = fit_one(run, gpu, points)
+            fitted[operator] = fit_one(run, gpu, points, others.get(operator))
     return fitted
 
 
-def fit_one(run: Path, gpu: GpuSpec, points: Points) -> Solo:
-    """Curve and record of one operator."""
+def fit_one(run: Path, gpu: GpuSpec, points: Points, others: Points | None = None) -> Solo:
+    """Curve and record of one operator. `others`: points of other models."""
     even, uneven = points, None
     if points.kind == "decode":
         mask = ragged(points)
@@ -66,7 +67,9 @@ def fit_one(run: Path, gpu: GpuSpec, points: Points) -> Solo:
         if len(launches) >= 4:
             fitted, record["several_chunks"] = fit_shared(launches, fitted, even, gpu)
     sigma, off = spreads(chosen.log_errors)
-    curve = replace(fitted.curve, sigma=sigma, sigma_off=off)
+    curve, of_others = with_shapes(replace(fitted.curve, sigma=sigma, sigma_off=off), others)
+    if of_others:
+        record["other_models"] = of_others
     return Solo(points, FittedCurve(curve, fitted.form), record)
 
 

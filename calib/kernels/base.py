@@ -38,7 +38,9 @@ class Kernel:
         raise NotImplementedError
 
     def reference_error(self) -> float:
-        """Relative error ||out - ref|| / ||ref|| of one run against float32, on the prepared inputs."""
+        """Relative error ||out - ref|| / ||ref|| of one run against float32, on the prepared inputs.
+
+        A kernel that is also looked at inside a graph takes what a replay left behind as an argument."""
         raise NotImplementedError
 
 

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from calib.report import attention, corun, fits, gemm, host, hot, neighbours, scaling, setting, steps
+from calib.report import (
+    activity,
+    attention,
+    corun,
+    fits,
+    fused,
+    gemm,
+    host,
+    hot,
+    neighbours,
+    power,
+    scaling,
+    setting,
+    shapes,
+    steps,
+    tickets,
+)
 from calib.report.data import Profile
 from calib.report.text import Section
 
@@ -19,6 +35,14 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     attention.prefill,
     attention.missing_sms,
     attention.decode,
+    fused.fused,
+    fused.others,
+    fused.limits,
+    fused.share,
+    tickets.rules,
+    shapes.others,
+    shapes.experts,
+    shapes.fp8,
     steps.launches,
     steps.composition,
     corun.side_by_side,
@@ -26,6 +50,8 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     neighbours.pairs,
     neighbours.stagger,
     hot.hot,
+    power.power,
+    activity.activity,
     host.costs,
     fits.held_out,
 )
@@ -41,8 +67,8 @@ def render(profile: Profile, source: str, page: str) -> tuple[str, dict[str, str
     blocks = [
         f"# What the {profile.run['gpu']['name']} measurements show",
         f"Made from the measured rows by `python -m calib.report {source} -o {page}`; edit nothing here, run it "
-        "again. Every number is of one card. *n* counts rows; *slowdown* is time over time alone on the same SMs; "
-        "*ratio* tables compare equal shapes only.",
+        "again. Every number of a sweep is of one card. *n* counts rows; *slowdown* is time over time alone on the "
+        "same SMs; *ratio* tables compare equal shapes only.",
         "\n".join(f"- [{s.title}](#{_anchor(s.title)})" for s in sections),
     ]
     for section in sections:

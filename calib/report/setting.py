@@ -78,7 +78,21 @@ def _sweeps(profile: Profile) -> str:
         "A row counts as throttled if NVML named a reason (power limit) when it was read once, during the point. "
         "Rows of points that a later plan no longer holds are kept, so a sweep can have more rows than planned points."
     )
-    return f"{table(head, rows)}\n\n{note}"
+    return f"{table(head, rows)}\n\n{note}{_cards(profile)}"
+
+
+def _cards(profile: Profile) -> str:
+    """Which sweeps another card of the same kind was measured in."""
+    own = str(profile.run["gpu"].get("uuid", ""))
+    others: dict[str, list[str]] = {}
+    for name, state in profile.run.get("sweeps", {}).items():
+        card = str(state.get("card", ""))
+        if card and not own.startswith(card):
+            others.setdefault(card, []).append(name)
+    if not others:
+        return ""
+    parts = [f"{', '.join(names)} on one ({card})" for card, names in others.items()]
+    return f" Other cards of the same kind, by the start of their uuid, were used for {'; '.join(parts)}."
 
 
 def _skipped(profile: Profile) -> list[str]:

@@ -12,6 +12,7 @@ from sim.cost.profile import read_schema, read_yaml
 
 FOLD = "rows"  # of the solo operators, where no other run has measured random shapes
 PAIR_FOLD = "split"
+FUSED_DEFAULT = "batch_pod"
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def shown(folder: Path) -> dict[str, Any]:
             "held_out": "another run" if other_run else FOLD,
             "coverage": entry.coverage,
         }
+    operators |= _fused(data, errors, fresh)
     label = (data.get("steps") or {}).get("label", "measured")
     steps = _other_run(errors, "steps")
     for kind, methods in (errors.get("steps") or {}).items():
@@ -67,6 +69,22 @@ def shown(folder: Path) -> dict[str, Any]:
         "operators": operators,
         "contention": _contention(data, errors),
     }
+
+
+def _fused(data: Mapping[str, Any], errors: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention of mixed batches by variant; the plain name is that of the kernel a request for `pod` gets."""
+    entry, found = data.get("fused") or {}, {}
+    for variant, held in (errors.get("fused_attention") or {}).items() if entry else ():
+        name = f"fused_attention/{variant}"
+        found[name] = {
+            "label": entry["label"],
+            **_fields(fresh.get(name) or held.get(FOLD), (held.get("random") or {}).get("points", 0)),
+            "method": "ratio to separate kernels",
+            "held_out": "another run" if name in fresh else FOLD,
+            "coverage": entry.get("coverage", ""),
+        }
+    plain = found.get(f"fused_attention/{FUSED_DEFAULT}")
+    return {"fused_attention": plain, **found} if plain else found
 
 
 def _contention(data: Mapping[str, Any], errors: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,9 +111,12 @@ def _contention(data: Mapping[str, Any], errors: Mapping[str, Any]) -> dict[str,
 
 
 def _other_run(errors: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Errors on random shapes that a run of its own measured after the fits; the last such run."""
-    runs = [key for key in (errors.get("random_shapes") or {}) if key.startswith("run ")]
-    return ((errors["random_shapes"][runs[-1]]).get(part) or {}) if runs else {}
+    """Errors on random shapes that runs of their own measured after the fits; of two such runs the last."""
+    found: dict[str, Any] = {}
+    for key, run in (errors.get("random_shapes") or {}).items():
+        if key.startswith("run "):
+            found |= run.get(part) or {}
+    return found
 
 
 def _fields(held: Mapping[str, Any] | None, points: int) -> dict[str, Any]:

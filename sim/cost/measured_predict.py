@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sim.cost.attention import AttentionMode
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
+from sim.cost.measured_fused import FusedSurface
 from sim.cost.model import load_model
 from sim.cost.operators import decode_shape, effective_longest, prefill_shape
 from sim.cost.profile import CurveProfile
@@ -35,6 +37,7 @@ COLUMNS = (
 )
 BACKENDS = ("fa2", "fa3", "pod")
 LAUNCHES = ("graph", "eager")
+POD, POD_BATCHED = "pod", "batch_pod"  # variants of the surface, for one chunk and for several
 SPEC_SD = (
     0.2  # relative error of a curve that nothing was measured for: the spec profile's, see `profile diff`
 )
@@ -85,9 +88,16 @@ class Predictor:
         sms = _whole(row, "sms", where) or self.profile.gpu.sms
         if not 0 < sms <= self.profile.gpu.sms:
             return refused(f"{sms} SMs: {self.profile.gpu.name} has {self.profile.gpu.sms}")
-        if kind == "fused_attention" or backend == "pod":
+        fused = kind == "fused_attention" or backend == "pod"
+        if fused and self.profile.fused is None:
             return refused("no curve for fused attention")
-        if backend and f"prefill_attention/{backend}" not in self.profile.curves:
+        if kind == "fused_attention":
+            return self._mixed(
+                self._cost(row.get("model") or self.default_model, ""), row, sms, backend, where
+            )
+        if fused and kind != "step":
+            return refused("POD is of mixed attention: ask for fused_attention, or for a step")
+        if backend and backend != "pod" and f"prefill_attention/{backend}" not in self.profile.curves:
             return refused(f"no curve for prefill attention by {backend}")
         cost = self._cost(row.get("model") or self.default_model, backend)
         if kind == "step":
@@ -120,8 +130,43 @@ class Predictor:
             seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), tuple(flags)
         )
 
+    def _mixed(
+        self, cost: ProfiledCost, row: Mapping[str, str], sms: int, backend: str, where: str
+    ) -> Answer:
+        """One layer's attention of a chunk and a decode batch: fused, or with `fa2` or `fa3` one after the other."""
+        launch, surface, model = _launch(row, "", where), cost.profile.fused, cost.model
+        if not launch.chunks or not launch.decode_batch or surface is None:
+            raise SimctlError(f"{where}: fused_attention needs prefill_tokens and decode_contexts.")
+        fused = backend in ("", "pod")
+        wanted = POD_BATCHED if len(launch.chunks) > 1 else POD
+        if fused and (model.q_heads, model.kv_heads, model.head_dim) != surface.heads:
+            heads = "{} query and {} KV heads of {}".format(*surface.heads)
+            return refused(f"fused attention was measured with {heads}")
+        if sms != cost.profile.gpu.sms or row.get("neighbour_kind"):
+            return refused("fused attention was measured on the whole GPU with nothing beside it")
+        base = surface.base(wanted) if fused else backend
+        serial = self._serial(cost, base, row, sms, where)
+        return _fused(surface, wanted, launch, serial) if fused else serial
+
+    @staticmethod
+    def _serial(cost: ProfiledCost, base: str, row: Mapping[str, str], sms: int, where: str) -> Answer:
+        """Prefill attention by `base` and then decode attention."""
+        seconds, spreads, flags = 0.0, [], []
+        kinds = {f"prefill_attention/{base}": "prefill_attention", "decode_attention": "decode_attention"}
+        for name, kind in kinds.items():
+            curve, shape = cost.profile.curve(name), _shape(cost, kind, row, where)
+            part = float(np.sum(curve.timing(shape, sms).seconds))
+            seconds += part
+            spreads.append(_spread(curve, shape, sms) * part)
+            if not curve.covered(shape, sms):
+                flags.append(f"{name}: outside {curve.coverage}")
+        sd = float(np.sqrt(np.sum(np.square(spreads))))
+        return Answer(seconds, seconds, sd, "measured", tuple(flags))
+
     def _step(self, cost: ProfiledCost, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
         launch = _launch(row, "", where)
+        if row.get("attention") == "pod":
+            launch = replace(launch, attention="pod")
         if not launch.tokens:
             raise SimctlError(f"{where}: a step needs prefill_tokens or decode_contexts.")
         price = cost.solo(launch, sms)
@@ -143,7 +188,7 @@ class Predictor:
         hosts = Launching(mode, cost.launching.terms)
         plain = graph and not launch.chunks
         host = float(hosts.host_s(launch.sequences, plain, cost.model.layers))
-        step_s = max(host, gpu_s) + hosts.gap_s(plain)
+        step_s = max(host, gpu_s) + float(hosts.gap_s(launch.sequences, plain))
         sd, label = self._judged(cost, price.by_operator, price.gpu_s, flags)
         return Answer(gpu_s, step_s, gpu_s * float(np.hypot(sd, extra)), label, tuple(flags))
 
@@ -160,6 +205,10 @@ class Predictor:
             labels[part.label] = labels.get(part.label, 0.0) + share
             if part.name == "gaps":
                 continue
+            if part.name == "fused_attention":
+                fused = cost.profile.fused
+                variance += ((fused.sigma.get(POD, SPEC_SD) if fused else SPEC_SD) * share) ** 2
+                continue
             curve = cost.profile.curve(part.name)
             if not isinstance(curve, MeasuredCurve):
                 variance += (SPEC_SD * share) ** 2
@@ -170,6 +219,20 @@ class Predictor:
         }
         label = max(foreign, key=lambda one: foreign[one]) if foreign else "measured"
         return float(np.sqrt(variance)), label
+
+
+def _fused(surface: FusedSurface, wanted: str, launch: Launch, serial: Answer) -> Answer:
+    """The answer for separate kernels, times the surface's ratio; several chunks count as one of their mean history."""
+    assert serial.gpu_s is not None
+    tokens, flags = sum(q for q, _ in launch.chunks), list(serial.flags)
+    history = sum(q * h for q, h in launch.chunks) / tokens
+    at = (tokens, history, launch.decode_batch, launch.decode_context_sum / launch.decode_batch)
+    seconds = serial.gpu_s * float(surface.ratio(wanted, *at))
+    if len(launch.chunks) > 1:
+        flags.append("fused_attention: several chunks are taken for one")
+    if not surface.covered(wanted, *at):
+        flags.append(f"fused_attention: outside {surface.coverage}")
+    return Answer(seconds, seconds, seconds * surface.sigma[wanted], surface.label, tuple(flags))
 
 
 class _Held:
@@ -188,6 +251,9 @@ class _Held:
 @lru_cache(maxsize=32)
 def _cost_of(held: _Held, model: str, backend: str) -> ProfiledCost:
     profile = held.profile
+    if backend == "pod":
+        mode = AttentionMode("pod", "flashinfer")
+        return ProfiledCost(load_model(model), profile, Launching("eager", profile.host), {}, attention=mode)
     if backend:
         chosen = {"prefill_attention": profile.curves[f"prefill_attention/{backend}"]}
         profile = replace(profile, curves={**profile.curves, **chosen})

@@ -21,6 +21,7 @@ from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerm
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import load_curve, read_curves
 from sim.cost.measured_contention import MeasuredContention, load_contention
+from sim.cost.measured_fused import FusedSurface, load_fused
 from sim.cost.measured_steps import Composition, composition_from_data
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
@@ -49,8 +50,8 @@ class CurveProfile:
     """A profile whose curves are all loaded; `curves` may hold a family (`gemm`) or a variant (`gemm/qkv`).
 
     `composition`: whole steps against the sum of operators; `contention`: measured slowdowns side by side (None: the
-    analytic guess). `jitter_sd`: sd of the logarithm of a step's time between repeats (kernel times of public tables
-    vary by 0.9-1.1 %).
+    analytic guess); `fused`: attention of mixed batches against separate kernels (None: a model). `jitter_sd`: sd of
+    the logarithm of a step's time between repeats (kernel times of public tables vary by 0.9-1.1 %).
     """
 
     name: str
@@ -60,6 +61,7 @@ class CurveProfile:
     host: HostTerms
     energy: EnergyTerms
     contention: MeasuredContention | None = None
+    fused: FusedSurface | None = None
     composition: Composition | None = None
     jitter_sd: float = 0.01
 
@@ -150,7 +152,8 @@ class CurveEntry:
 @dataclass(frozen=True)
 class FolderSchema:
     """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
-    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`. `steps` (`file`,
+    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`, and `fused` likewise that
+    of `sim.cost.measured_fused`. `steps` (`file`,
     `label`, `jitter_sd`): terms of whole steps, under `composition` of a `curves.json`.
 
     Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
@@ -164,13 +167,25 @@ class FolderSchema:
     host: Mapping[str, Any]
     energy: Mapping[str, Any]
     contention: Mapping[str, Any]
+    fused: Mapping[str, Any]
     steps: Mapping[str, Any]
 
 
 SCHEMA_VERSION = 1
-FOLDER_KEYS = ("schema_version", "name", "gpu", "curves", "host", "energy", "contention", "steps", "about")
+FOLDER_KEYS = (
+    "schema_version",
+    "name",
+    "gpu",
+    "curves",
+    "host",
+    "energy",
+    "contention",
+    "fused",
+    "steps",
+    "about",
+)
 STEP_KEYS = ("file", "label", "jitter_sd")
-CONTENTION_KEYS = ("file", "label", "coverage")
+SURFACE_KEYS = ("file", "label", "coverage")
 CURVE_KEYS = ("operator", "form", "file", "label", "coverage", "extrapolation")
 
 
@@ -201,18 +216,24 @@ def read_schema(folder: Path) -> FolderSchema:
         if not data.get(key):
             raise SimctlError(f"{path}: key '{key}' is missing.")
     entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
-    contention = data.get("contention") or {}
-    _known(contention, CONTENTION_KEYS, f"{path}, contention")
-    for key in ("file", "label"):
-        if contention and not isinstance(contention.get(key), str):
-            raise SimctlError(f"{path}, contention: key '{key}' is missing or no text.")
+    contention, fused = (_surface_entry(data, name, path) for name in ("contention", "fused"))
     host, energy = data.get("host") or {}, data.get("energy") or {}
     steps = data.get("steps") or {}
     _known(steps, STEP_KEYS, f"{path}, steps")
     for key in ("file", "label"):
         if steps and not isinstance(steps.get(key), str):
             raise SimctlError(f"{path}, steps: key '{key}' is missing or no text.")
-    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention, steps)
+    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention, fused, steps)
+
+
+def _surface_entry(data: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+    """The section `name` of a surface in a file of its own, empty if there is none."""
+    entry = data.get(name) or {}
+    _known(entry, SURFACE_KEYS, f"{path}, {name}")
+    for key in ("file", "label"):
+        if entry and not isinstance(entry.get(key), str):
+            raise SimctlError(f"{path}, {name}: key '{key}' is missing or no text.")
+    return entry
 
 
 def _entry(row: Any, where: str) -> CurveEntry:
@@ -287,6 +308,7 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         host=_overlay(base.host, schema.host, f"{where}, host"),
         energy=_overlay(base.energy, schema.energy, f"{where}, energy"),
         contention=_contention(folder, schema.contention, gpu),
+        fused=_fused(folder, schema.fused),
         composition=_composition(folder, schema.steps),
         jitter_sd=float(schema.steps.get("jitter_sd", CurveProfile.jitter_sd)),
     )
@@ -306,6 +328,10 @@ def _contention(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> Measure
     if not entry:
         return None
     return load_contention(folder / entry["file"], gpu, entry["label"], entry.get("coverage", ""))
+
+
+def _fused(folder: Path, entry: Mapping[str, Any]) -> FusedSurface | None:
+    return load_fused(folder / entry["file"], entry["label"], entry.get("coverage", "")) if entry else None
 
 
 def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:

@@ -343,3 +343,121 @@ def test_the_committed_page_is_what_the_data_gives() -> None:
     assert (ROOT / out).read_text(encoding="utf-8") == text, why
     held = {f"img/h200/{p.name}": p.read_text() for p in (ROOT / "docs/img/h200").glob("*.svg")}
     assert held == pictures, why
+
+
+def mixed(point: str, variant: str, time_s: float, **shape: Any) -> dict[str, Any]:
+    made = {"q_tokens": "1024", "history_tokens": "4096", "decode_batch": 32, "context_sum": 32 * 4096}
+    made |= {"context_mean": 4096.0, "model": "llama-3.1-8b", "sms": SMS, **shape}
+    return timed(
+        "fused", time_s, kind="fused_attention", attention=variant, label=variant, point=point, **made
+    )
+
+
+def fused_rows(speeds: list[tuple[float, float]]) -> list[dict[str, Any]]:
+    """Shapes whose POD is so much faster than FA2-serial and FA3-serial."""
+    found = []
+    for i, (two, three) in enumerate(speeds):
+        times = {"serial_fa2": two * 1e-4, "serial_fa3": three * 1e-4, "pod": 1e-4, "batch_pod": 2e-4}
+        found += [
+            mixed(str(i), variant, time_s, decode_batch=i + 1, context_sum=(i + 1) * 4096)
+            for variant, time_s in times.items()
+        ]
+    return found
+
+
+def test_pod_is_counted_against_both_serial_ways(tmp_path: Path) -> None:
+    rows = fused_rows([(1.2, 0.9), (1.1, 0.8), (0.9, 1.5), (1.4, 0.7)])
+    text = section(page(tmp_path, {"fused": rows}), "Fused attention: POD against separate kernels")
+    assert (
+        "faster than separate FA2 kernels in 75 % of 4 shapes (median 1.15×, most 1.40×, least 0.90×)" in text
+    )
+    assert "only in 25 % (median 0.85×, most 1.50×, least 0.70×)" in text
+    assert cells(text, "POD |")[2:6] == ["75 %", "0.93", "1.15", "1.37"]
+    assert cells(text, "POD over FA3-serial, largest win")[1:4] == ["1.50", "1024 on 4096", "3 × 4096"]
+    assert cells(text, "BatchPOD |")[2] == "0 %"
+
+
+def test_attentions_share_is_that_of_the_layer_of_the_same_shape(tmp_path: Path) -> None:
+    rows = []
+    for context, layer, attention in ((4096, 1e-3, 4e-4), (32768, 2e-3, 1.5e-3)):
+        shape = {"decode_batch": 16, "context_mean": float(context), "sms": SMS}
+        rows.append(
+            timed("attention_share", layer, kind="mixed_layer", attention="fa3", label="fa3", **shape)
+        )
+        rows.append(
+            timed(
+                "attention_share",
+                attention,
+                kind="fused_attention",
+                label="serial_fa3",
+                attention="x",
+                **shape,
+            )
+        )
+    text = section(page(tmp_path, {"attention_share": rows}), "Attention's share of a mixed layer")
+    assert "40 % to 40 % of a mixed layer at contexts of 4096 and 75 % to 75 % at 32768" in text
+    assert cells(text, "FA3 | 16 × 32768")[-1] == "75 %"
+
+
+def test_what_was_not_built_is_no_refusal(tmp_path: Path) -> None:
+    asked = [
+        {"label": "a", "attention": "pod", "skip": "MissingJITCacheError: not here"},
+        {"label": "b", "attention": "pod", "skip": "ValueError: no"},
+        {"label": "c", "attention": "batch_pod", "error": 0.9},
+        {"label": "d", "attention": "batch_pod", "error": 0.001},
+    ]
+    rows = [row("fused_limits", sms=SMS, **one) for one in asked]
+    text = section(page(tmp_path, {"fused_limits": rows}), "What the fused wrappers refuse")
+    assert "2 of 3 requests were refused or answered wrongly" in text
+    assert "| a |" not in text
+
+
+def test_hot_is_compared_with_rested(tmp_path: Path) -> None:
+    shape = {"kind": "gemm", "label": "down", "m": 512, "sms": SMS, "point": "p"}
+    rows = [
+        timed("power", 1e-3, elapsed_s=0.0, power_w=300.0, sm_mhz=1980, **shape),
+        timed(
+            "power",
+            1.25e-3,
+            elapsed_s=1.6,
+            power_w=690.0,
+            sm_mhz=1400,
+            energy_j=0.8625,
+            sm_active=0.9,
+            **shape,
+        ),
+    ]
+    text = section(page(tmp_path, {"power": rows}), "Watts and clock by operator")
+    assert "1 of 1 kernels and steps run at the power limit" in text
+    assert cells(text, "gemm down m 512")[1:8] == ["132", "1.25", "1.25", "1400", "690", "862", "90 %"]
+
+
+def test_rules_are_scored_against_both_kinds_alone(tmp_path: Path) -> None:
+    mix = {"compute_ctas": 100, "bandwidth_ctas": 50, "compute_work": 9, "bandwidth_work": 8}
+    mix |= {"spread": 0.0, "ctas_per_sm": 2, "seed": 3, "sms": SMS, "kind": "tickets"}
+    spans = {
+        "proportional": 2e-4,
+        "half": 2.5e-4,
+        "cta_parallel": 3e-4,
+        "intra_thread": 6e-4,
+        "horizontal": 4e-4,
+    }
+    rows = [timed("tickets", s, span_s=s, label=rule, **mix) for rule, s in spans.items()]
+    rows.append(timed("tickets", 2e-4, span_s=2e-4, label="compute_alone", **{**mix, "bandwidth_ctas": 0}))
+    rows.append(timed("tickets", 1e-4, span_s=1e-4, label="bandwidth_alone", **{**mix, "compute_ctas": 0}))
+    rows.append(timed("tickets", 1e-4, span_s=1e-4, label="half", **{**mix, "sms": 8}))
+    text = section(page(tmp_path, {"tickets": rows}), "Synthetic CTAs by scheduling rule")
+    assert cells(text, "proportional")[1:3] == ["1", "1.50"]
+    assert cells(text, "intra_thread")[2] == "0.50"
+    assert "on 8 SMs" in text
+
+
+def test_sweeps_of_another_card_are_named(tmp_path: Path) -> None:
+    state = {"points": 1, "measured": 1, "rows": 1, "skipped": 0}
+    sweeps = {"gemm": state, "fused": {**state, "card": "abcd1234"}}
+    rows = {"fused": fused_rows([(1.2, 0.9)])}
+    text = page(tmp_path, rows, sweeps=sweeps)
+    assert (
+        "Other cards of the same kind, by the start of their uuid, were used for fused on one (abcd1234)."
+        in text
+    )

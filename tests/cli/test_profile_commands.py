@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from sim.cli import main
 from sim.cli.profile import profile
 from sim.cost import load_cost
+from sim.cost.gpu import load_gpu
+from sim.cost.profile import find_folder, load_folder
 from sim.cost.shapes import Launch
 
 NAME = "h200-sxm"
@@ -68,6 +70,12 @@ def test_show_has_label_points_and_held_out_errors_of_every_operator():
         "kv_write",
     }
     names |= {"prefill_attention/fa3", "prefill_attention/fa2", "sampling", "decode_step"}
+    names |= {
+        "fused_attention",
+        "fused_attention/pod",
+        "fused_attention/batch_pod",
+        "fused_attention/streams",
+    }
     assert names <= set(found["operators"])
     for one in [*found["operators"].values(), *found["contention"].values()]:
         assert {"label", "points", "median_error", "p95_error"} <= set(one)
@@ -94,7 +102,8 @@ def test_every_row_is_answered_in_order(tmp_path):
     found = answers(
         tmp_path,
         {"kind": "gemm", "m": 2048, "n": 28672, "k": 4096},
-        {"kind": "fused_attention", "prefill_tokens": 512, "decode_contexts": "1024"},
+        {"kind": "fused_attention", "prefill_tokens": 512, "decode_contexts": ";".join(["1024"] * 8)},
+        {"kind": "decode_attention", "decode_contexts": "1024", "attention": "pod"},
         {
             "kind": "prefill_attention",
             "prefill_tokens": "512;512",
@@ -105,7 +114,7 @@ def test_every_row_is_answered_in_order(tmp_path):
         {"kind": "step", "prefill_tokens": 2048, "history_tokens": 0},
         {"kind": "step", "decode_contexts": "512;512", "attention": "pod"},
     )
-    assert [one["gpu_s"] is None for one in found] == [False, True, False, False, False, True]
+    assert [one["gpu_s"] is None for one in found] == [False, False, True, False, False, False, False]
     assert all({"gpu_s", "step_s", "sd_s", "label", "flags"} == set(one) for one in found)
     for one in found:
         if one["gpu_s"] is None:
@@ -116,6 +125,52 @@ def test_every_row_is_answered_in_order(tmp_path):
             assert 0 < one["sd_s"] < one["gpu_s"] <= one["step_s"]
             assert one["label"] == "measured"
             assert one["flags"] == []
+
+
+def test_fused_attention_is_the_surface_times_the_serial_kernels(tmp_path):
+    contexts = ";".join(["4096"] * 64)
+    mixed = {
+        "kind": "fused_attention",
+        "prefill_tokens": 1024,
+        "history_tokens": 4096,
+        "decode_contexts": contexts,
+    }
+    pod, two, three, several = answers(
+        tmp_path,
+        mixed,
+        {**mixed, "attention": "fa2"},
+        {**mixed, "attention": "fa3"},
+        {**mixed, "prefill_tokens": "512;512", "history_tokens": "4096;4096", "attention": "pod"},
+    )
+    prefill, decode = answers(
+        tmp_path,
+        {**mixed, "kind": "prefill_attention", "attention": "fa2"},
+        {**mixed, "kind": "decode_attention"},
+    )
+    assert two["gpu_s"] == pytest.approx(prefill["gpu_s"] + decode["gpu_s"])
+    surface = load_folder(find_folder(NAME), load_gpu(NAME)).fused
+    assert pod["gpu_s"] == pytest.approx(two["gpu_s"] * float(surface.ratio("pod", 1024, 4096, 64, 4096)))
+    # on Hopper the fused FA2 kernel beats separate FA2 kernels, and not FA3 where prefill is most of the work
+    assert pod["gpu_s"] < two["gpu_s"]
+    assert three["gpu_s"] < two["gpu_s"]
+    assert several["flags"] == ["fused_attention: several chunks are taken for one"]
+    assert answers(tmp_path, {**mixed, "sms": 64})[0]["gpu_s"] is None
+
+
+def test_a_mixed_step_with_pod_differs_by_its_attention_alone(tmp_path):
+    step = {
+        "kind": "step",
+        "prefill_tokens": 512,
+        "history_tokens": 8192,
+        "decode_contexts": ";".join(["4096"] * 96),
+    }
+    pod, two = answers(tmp_path, {**step, "attention": "pod"}, {**step, "attention": "fa2"})
+    assert 0.5 * two["gpu_s"] < pod["gpu_s"] < two["gpu_s"]
+    assert pod["label"] == "measured"
+    plain, same = answers(
+        tmp_path, *({"kind": "step", "decode_contexts": "512;512", **a} for a in ({}, {"attention": "pod"}))
+    )
+    assert plain["gpu_s"] == same["gpu_s"]  # nothing to fuse
 
 
 def test_a_step_is_what_the_cost_model_prices(tmp_path):

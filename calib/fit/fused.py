@@ -1,0 +1,203 @@
+"""The surface of fused attention out of its sweep: lengths by cross-validation, errors on shapes that were left out.
+
+Folds: `random` fifths, and `rows`: all shapes of one chunk size. The spread that is shipped is the largest over the
+axes when whole rows are left out: kernels change their splits with the chunk, so between sizes it errs most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from calib.fit.folds import errors
+from calib.fit.points import Floats, Mask, column, read_rows
+from calib.models import model_shape
+from calib.rows import read_table
+from sim.cost.measured_fused import FusedSurface, Variant, coordinates
+
+BASES = {"pod": "fa2", "batch_pod": "fa2", "batched": "fa2", "streams": "fa2", "streams_fa3": "fa3"}
+FOLDS, SEED = 5, 41
+LENGTHS = (0.7, 1.0, 1.5, 2.0, 3.0, 4.5)  # doublings over which a ratio stays alike
+START = (1.0, 2.0, 1.5, 2.0)
+RIDGE = 0.02  # repeats differ by about a per cent
+LEAST = 60
+NOT_BUILT = "MissingJITCacheError"  # of our build of the library, not a refusal
+LEFT_OUT = ("OutOfMemoryError", NOT_BUILT)
+
+
+def shapes_of(rows: pd.DataFrame, dtype: str = "", model: str = "") -> pd.DataFrame:
+    """One row a shape of one chunk: `q`, `h`, `batch`, `context`, and seconds by variant (NaN where not measured)."""
+    if not len(rows):
+        return pd.DataFrame()
+    kept = rows[rows["time_s"].notna() & ~rows["q_tokens"].astype(str).str.contains(";")]
+    types = kept["dtype"].fillna("") if "dtype" in kept.columns else pd.Series("", index=kept.index)
+    kept = kept[(types == dtype) & ((kept["model"] == model) if model else True)]
+    kept = kept[kept["launch"] != "eager"].drop_duplicates(["point", "attention"])
+    if not len(kept):
+        return pd.DataFrame()
+    times = kept.pivot(index="point", columns="attention", values="time_s")
+    first = kept.drop_duplicates("point").set_index("point").loc[times.index]
+    shape = pd.DataFrame(
+        {
+            "q": column(first, "q_tokens"),
+            "h": column(first, "history_tokens"),
+            "batch": column(first, "decode_batch"),
+            "context": column(first, "context_sum") / column(first, "decode_batch"),
+        },
+        index=times.index,
+    )
+    return shape.join(times).reset_index(drop=True)
+
+
+def fit_fused(folder: Path, model: str) -> tuple[FusedSurface | None, dict[str, Any]]:
+    """(surface, errors on shapes left out by variant); nothing where the sweep has too few shapes."""
+    rows = read_rows(folder, "fused")
+    shapes = shapes_of(rows, model=model)
+    if len(shapes) < LEAST:
+        return None, {}
+    sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
+    curves, record = {}, {}
+    for variant, base in BASES.items():
+        logs, known = ratios(shapes, variant, base)
+        if known.sum() < LEAST:
+            continue
+        lengths = best_lengths(sites[known], logs[known])
+        curves[variant], record[variant] = _variant(sites, logs, known, base, lengths)
+    shape = model_shape(model)
+    heads = (shape.heads, shape.kv_heads, shape.head_dim)
+    return FusedSurface(sites, curves, heads, "measured", coverage(shapes, heads), fallbacks(folder)), record
+
+
+def ratios(shapes: pd.DataFrame, variant: str, base: str) -> tuple[Floats, Mask]:
+    """(log of time over the serial time, which are known)."""
+    if variant not in shapes.columns or f"serial_{base}" not in shapes.columns:
+        return np.zeros(len(shapes)), np.zeros(len(shapes), dtype=bool)
+    logs = np.log(shapes[variant].to_numpy(float) / shapes[f"serial_{base}"].to_numpy(float))
+    known = np.isfinite(logs)
+    return np.where(known, logs, 0.0), known
+
+
+def _variant(
+    sites: Floats, logs: Floats, known: Mask, base: str, lengths: Floats
+) -> tuple[Variant, dict[str, Any]]:
+    mean = float(logs[known].mean())
+    weights = np.zeros(len(sites))
+    weights[known] = solve(gaussians(sites[known], lengths), logs[known] - mean)
+    left = held_out(sites[known], logs[known], lengths)
+    rows = [rows_out(sites[known], logs[known], lengths, axis) for axis in range(sites.shape[1])]
+    curve = Variant(
+        base=base,
+        mean=mean,
+        lengths=lengths,
+        weights=weights,
+        low=float(np.exp(logs[known].min())),
+        high=float(np.exp(logs[known].max())),
+        sigma=float(max(errors_of.std() for errors_of, _ in rows)),
+        points=int(known.sum()),
+    )
+    truth = np.exp(logs[known])
+    chunks, at = rows[0]
+    record = {
+        "lengths": [float(v) for v in lengths],
+        "random": errors(truth * np.exp(left), truth),
+        "rows": errors(truth[at] * np.exp(chunks), truth[at]),
+    }
+    return curve, record
+
+
+def recheck_fused(folder: Path, model: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Errors on left-out shapes computed anew, with the lengths that a record states."""
+    shapes = shapes_of(read_rows(folder, "fused"), model=model)
+    if not len(shapes):
+        return {}
+    sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
+    found = {}
+    for variant, record in stated.items():
+        logs, known = ratios(shapes, variant, BASES[variant])
+        found[variant] = _variant(sites, logs, known, BASES[variant], np.array(record["lengths"]))[1]
+    return found
+
+
+def gaussians(sites: Floats, lengths: Floats) -> Floats:
+    """Of every site next to every other."""
+    apart = (sites[:, None, :] - sites[None, :, :]) / lengths
+    return np.asarray(np.exp(-0.5 * (apart**2).sum(axis=-1)))
+
+
+def solve(near: Floats, logs: Floats) -> Floats:
+    """Weights that reproduce the logs up to their noise."""
+    return np.asarray(np.linalg.solve(near + RIDGE * np.eye(len(near)), logs))
+
+
+def held_out(sites: Floats, logs: Floats, lengths: Floats) -> Floats:
+    """Log errors of shapes, each predicted from the folds that it is not in."""
+    fold = np.random.default_rng(SEED).permutation(len(logs)) % FOLDS
+    near, left = gaussians(sites, lengths), np.zeros(len(logs))
+    for i in range(FOLDS):
+        train, out = fold != i, fold == i
+        mean = logs[train].mean()
+        weights = solve(near[np.ix_(train, train)], logs[train] - mean)
+        left[out] = near[np.ix_(out, train)] @ weights + mean - logs[out]
+    return left
+
+
+def rows_out(sites: Floats, logs: Floats, lengths: Floats, axis: int) -> tuple[Floats, Any]:
+    """(log errors, which shapes) with all shapes of one inner value of an axis left out at a time."""
+    near, left, at = gaussians(sites, lengths), [], []
+    for value in np.unique(sites[:, axis])[1:-1]:
+        out = sites[:, axis] == value
+        mean = logs[~out].mean()
+        weights = solve(near[np.ix_(~out, ~out)], logs[~out] - mean)
+        left.append(near[np.ix_(out, ~out)] @ weights + mean - logs[out])
+        at.append(np.flatnonzero(out))
+    return np.concatenate(left), np.concatenate(at)
+
+
+def best_lengths(sites: Floats, logs: Floats) -> Floats:
+    """Lengths along the four axes, one after the other, by held-out error."""
+    lengths = np.array(START)
+    for axis in range(sites.shape[1]):
+        tried = []
+        for length in LENGTHS:
+            lengths[axis] = length
+            tried.append((float(np.median(np.abs(held_out(sites, logs, lengths)))), length))
+        lengths[axis] = min(tried)[1]
+    return lengths
+
+
+def coverage(shapes: pd.DataFrame, heads: tuple[int, int, int]) -> str:
+    """The measured range as a sentence."""
+    named = (("q", "one chunk of"), ("h", "history"), ("batch", "batch"), ("context", "mean context"))
+    parts = [f"{text} {shapes[key].min():g}-{shapes[key].max():g}" for key, text in named]
+    return f"{len(shapes)} shapes: {', '.join(parts)}, {heads[0]} query and {heads[1]} KV heads of {heads[2]}, all SMs"
+
+
+def fallbacks(folder: Path) -> tuple[tuple[str, str], ...]:
+    """(what was asked of which wrapper, why it was refused) of everything that gave no result or a wrong one."""
+    path = folder / "measurements" / "fused_limits.csv.gz"
+    found = []
+    for row in read_table(path).to_dict("records") if path.is_file() else ():
+        asked = f"{row['label']} ({row['attention']})"
+        reason = row.get("skip")
+        if isinstance(reason, str) and not reason.startswith(LEFT_OUT):
+            found.append((asked, reason))
+        elif not isinstance(reason, str) and not row["error"] < 2e-2:
+            found.append((asked, "the result is wrong"))
+    return tuple(sorted(found))
+
+
+def score_fused(folder: Path, surface: FusedSurface, model: str) -> dict[str, Any]:
+    """Errors of the surface on the random shapes of a folder, by variant; of the ratio to the measured serial time."""
+    shapes = shapes_of(read_rows(folder, "fused_random"), model=model)
+    found: dict[str, Any] = {}
+    for variant, curve in surface.curves.items() if len(shapes) else ():
+        logs, known = ratios(shapes, variant, curve.base)
+        part = shapes[known]
+        predicted = surface.ratio(variant, part["q"], part["h"], part["batch"], part["context"])
+        if known.any():
+            found[variant] = errors(predicted, np.exp(logs[known]))
+    return found

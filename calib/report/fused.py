@@ -1,0 +1,281 @@
+"""Attention of mixed batches: POD against separate kernels, what it refuses, attention's share of a layer."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from calib.fit.fused import shapes_of
+from calib.report.data import Profile
+from calib.report.svg import Axis, Series, chart
+from calib.report.text import Section, number, percent, ratio, table, tokens, us
+
+NAMES = {
+    "serial_fa2": "FA2, then decode",
+    "serial_fa3": "FA3, then decode",
+    "batched": "one FA2 call for all rows",
+    "streams": "FA2 and decode, two streams",
+    "streams_fa3": "FA3 and decode, two streams",
+    "pod": "POD",
+    "batch_pod": "BatchPOD",
+}
+SERIAL = ("serial_fa2", "serial_fa3")
+OTHERS = tuple(name for name in NAMES if name != "serial_fa2")
+NAMED = 9  # shapes of the sweep that others published or looked at
+SHARES = ((0.0, 0.2), (0.2, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1.01))
+LEAST_SHARE = 0.2  # POD-Attention's own sweep keeps shapes where each side has as much of the serial time
+# relative error against float32 above which a result counts as wrong
+WRONG = 2e-2
+
+
+def fused(profile: Profile) -> Section | None:
+    """Every way to run a mixed batch's attention against the two serial ones."""
+    shapes = _shapes(profile)
+    if shapes.empty or not {"pod", *SERIAL} <= set(shapes.columns):
+        return None
+    two, three = (shapes[base] / shapes.pod for base in SERIAL)
+    lead = (
+        f"POD is faster than separate FA2 kernels in {percent((two > 1).mean())} of {len(two)} shapes (median "
+        f"{ratio(two.median())}×, most {ratio(two.max())}×, least {ratio(two.min())}×), but than FA3 and then decode, "
+        f"what a server on this card would run, only in {percent((three > 1).mean())} (median "
+        f"{ratio(three.median())}×, most {ratio(three.max())}×, least {ratio(three.min())}×)"
+    )
+    streams = _against(shapes, "streams_fa3", "serial_fa3")
+    if len(streams):
+        best = _against(shapes, "pod", "streams_fa3")
+        lead += (
+            f"; FA3 beside decode on two streams is {ratio(streams.median())}× FA3-serial and beats POD in "
+            f"{percent((best < 1).mean())}"
+        )
+    blocks = [_wins(shapes), _balanced(shapes), _by_share(shapes), _extremes(shapes), _published(profile)]
+    note = (
+        "Speed-up is serial time over this time, all variants of a shape measured in one block on the whole GPU, bf16, "
+        "32 query and 8 KV heads of 128, one chunk beside a decode batch of equal contexts. Serial, batched, streams "
+        "and BatchPOD are replays of a graph; POD clears its tickets by a call on the default stream and is timed from "
+        "a filled queue. Decode is FlashInfer's tensor-core FA2 kernel everywhere."
+    )
+    picture = _picture(shapes)
+    body = [f"![{name}](IMG/{name}.svg)" for name in picture]
+    return Section(
+        "Fused attention: POD against separate kernels",
+        f"{lead}.",
+        [*body, *(b for b in blocks if b), note],
+        picture,
+    )
+
+
+def _shapes(profile: Profile) -> pd.DataFrame:
+    found = profile.timed("fused")
+    return shapes_of(found, model=str(profile.run["model"])) if len(found) else pd.DataFrame()
+
+
+def _against(shapes: pd.DataFrame, name: str, base: str) -> pd.Series:
+    """Speed-up of `name` over `base`, shapes where both were measured."""
+    if name not in shapes or base not in shapes:
+        return pd.Series(dtype=float)
+    return (shapes[base] / shapes[name]).dropna()
+
+
+def _wins(shapes: pd.DataFrame) -> str:
+    rows = []
+    for name in OTHERS:
+        cells: list[str] = []
+        for base in SERIAL:
+            speed = _against(shapes, name, base)
+            if name == base or speed.empty:
+                cells += ["–"] * 4
+                continue
+            cells += [percent((speed > 1).mean()), *(ratio(speed.quantile(q)) for q in (0.05, 0.5, 0.95))]
+        rows.append((NAMES[name], len(_against(shapes, name, SERIAL[0])), *cells))
+    parts = ("faster in", "p5", "median", "p95")
+    head = ("how", "n", *(f"{part} (over {base[-3:].upper()}-serial)" for base in SERIAL for part in parts))
+    return table(head, rows)
+
+
+def _balanced(shapes: pd.DataFrame) -> str:
+    share = prefill_share(shapes)
+    kept = shapes[(share >= LEAST_SHARE) & (share <= 1 - LEAST_SHARE)]
+    if kept.empty:
+        return ""
+    parts = []
+    for name in ("pod", "batch_pod", "streams_fa3"):
+        speeds = [_against(kept, name, base) for base in SERIAL]
+        if min(map(len, speeds)):
+            middle = " and ".join(
+                f"{ratio(s.mean())}× (most {ratio(s.max())}×) over {base[-3:].upper()}-serial"
+                for s, base in zip(speeds, SERIAL, strict=True)
+            )
+            parts.append(f"{NAMES[name]} {middle}")
+    return (
+        f"Where each side has at least {percent(LEAST_SHARE)} of the FA2-serial time (as in POD-Attention's own sweep "
+        "on an A100: mean 1.28×, most 1.59× over FA2-serial, never slower), the mean is "
+        f"(n = {len(kept)}): {'; '.join(parts)}."
+    )
+
+
+def prefill_share(shapes: pd.DataFrame) -> pd.Series:
+    """About which share of the serial FA2 time prefill has: by its FLOPs at FA2's rate and decode's bytes at the
+    bandwidth that decode reaches here."""
+    work = 4.0 * 32 * 128 * (shapes.q * shapes.h + shapes.q * (shapes.q + 1) / 2) / 300e12
+    moved = shapes.batch * shapes.context * 4096 / 4.2e12
+    return work / (work + moved)
+
+
+def _by_share(shapes: pd.DataFrame) -> str:
+    share, rows = prefill_share(shapes), []
+    for low, high in SHARES:
+        part = shapes[(share >= low) & (share < high)]
+        if part.empty:
+            continue
+        cells = []
+        for name in ("pod", "batch_pod", "streams_fa3"):
+            cells += [ratio(_against(part, name, base).median()) for base in SERIAL]
+        rows.append((f"{percent(low)}–{percent(min(high, 1.0))}", len(part), *cells))
+    head = ["prefill's share", "n"]
+    for name in ("POD", "BatchPOD", "FA3 on streams"):
+        head += [f"{name} over {base}-serial" for base in ("FA2", "FA3")]
+    return "Median speed-up by prefill's share of the serial time:\n\n" + table(head, rows)
+
+
+def _extremes(shapes: pd.DataFrame) -> str:
+    rows = []
+    for name in ("pod", "batch_pod"):
+        for base in SERIAL:
+            speed = _against(shapes, name, base)
+            for which, at in (("largest win", speed.idxmax()), ("largest loss", speed.idxmin())):
+                one = shapes.loc[at]
+                rows.append(
+                    (
+                        f"{NAMES[name]} over {base[-3:].upper()}-serial, {which}",
+                        ratio(speed[at]),
+                        f"{tokens(one.q)} on {tokens(one.h)}",
+                        f"{tokens(one.batch)} × {tokens(one.context)}",
+                        us(one[base]),
+                        us(one[name]),
+                    )
+                )
+    head = ("of", "speed-up", "chunk on history", "decode batch × context", "serial µs", "fused µs")
+    return table(head, rows)
+
+
+def _published(profile: Profile) -> str:
+    found = profile.timed("fused")
+    order = list(dict.fromkeys(found.point))[:NAMED]
+    rows = []
+    for point in order:
+        part = found[found.point == point].drop_duplicates("attention").set_index("attention")
+        one = part.iloc[0]
+        shape = f"{one.q_tokens.replace(';', ' + ')} on {one.history_tokens.replace(';', ' + ')}"
+        times = [us(part.time_s[name]) if name in part.index else "–" for name in NAMES]
+        rows.append((shape, f"{tokens(one.decode_batch)} × {tokens(one.context_mean)}", *times))
+    head = ("chunk on history", "decode batch × context", *(f"{NAMES[name]}, µs" for name in NAMES))
+    return "Shapes that others published or an earlier look was at:\n\n" + table(head, rows, words=2)
+
+
+def _picture(shapes: pd.DataFrame) -> dict[str, str]:
+    share = prefill_share(shapes)
+    made = {}
+    for base in SERIAL:
+        series = [
+            Series(NAMES[name], _medians(share, _against(shapes, name, base)))
+            for name in ("pod", "batch_pod", "streams_fa3", "batched")
+        ]
+        title = f"Speed-up over {base[-3:].upper()}-serial, medians"
+        axes = (Axis("prefill's share of the serial time", low=0), Axis("speed-up"))
+        made[f"fused-{base[-3:]}"] = chart(title, *axes, series)
+    return made
+
+
+def _medians(share: pd.Series, speed: pd.Series) -> list[tuple[float, float]]:
+    """Medians over twentieths of the share."""
+    bins = (share.loc[speed.index] * 20).astype(int)
+    return [
+        ((float(b) + 0.5) / 20, float(part.median())) for b, part in speed.groupby(bins) if len(part) >= 5
+    ]
+
+
+def others(profile: Profile) -> Section | None:
+    """The same for other heads and float16: medians over a few shapes."""
+    found = profile.timed("fused_shapes")
+    if found.empty or "dtype" not in found:
+        return None
+    rows = []
+    for (model, dtype), part in found.groupby(["model", found.dtype.fillna("bfloat16")], sort=True):
+        times = part.drop_duplicates(["point", "attention"]).pivot(
+            index="point", columns="attention", values="time_s"
+        )
+        if not set(SERIAL) <= set(times.columns):
+            continue
+        cells = []
+        for name in ("pod", "batch_pod", "streams_fa3"):
+            for base in SERIAL:
+                speed = _against(times, name, base)
+                cells.append(ratio(speed.median()) if len(speed) else "–")
+        rows.append((model, dtype, len(times), *cells))
+    if not rows:
+        return None
+    head = ["heads of", "type", "shapes"]
+    for name in ("POD", "BatchPOD", "FA3 on streams"):
+        head += [f"{name} over {base}-serial" for base in ("FA2", "FA3")]
+    gains = [float(row[4]) for row in rows if row[4] != "–"]
+    lead = (
+        f"With {len(rows)} other sets of heads and types POD is {min(gains):.2f} to {max(gains):.2f} times as fast as "
+        "FA3 and then decode (medians)."
+    )
+    return Section("Fused attention with other heads and types", lead, [table(head, rows, words=2)])
+
+
+def limits(profile: Profile) -> Section | None:
+    """What the fused wrappers do with what they may not support."""
+    found = profile.tables.get("fused_limits", pd.DataFrame())
+    if found.empty:
+        return None
+    rows, refused = [], 0
+    for one in found.sort_values(["label", "attention"]).itertuples():
+        reason = getattr(one, "skip", None)
+        if isinstance(reason, str) and reason.startswith("MissingJITCacheError"):
+            continue  # not built for this run: says nothing of the library
+        wrong = not isinstance(reason, str) and not one.error < WRONG
+        refused += isinstance(reason, str) or wrong
+        said = reason if isinstance(reason, str) else f"error {number(one.error * 100, 2)} %"
+        rows.append((one.label, NAMES[str(one.attention)], said))
+    lead = f"{refused} of {len(rows)} requests were refused or answered wrongly, the rest agree with float32."
+    note = (
+        "By FlashInfer's documentation and sources, not tried here: no logits soft cap, no fp8 queries, equal heads "
+        "and head dimension on both sides, head dimension 64, 128 or 256, no log-sum-exp from POD's own wrapper."
+    )
+    return Section(
+        "What the fused wrappers refuse", lead, [table(("asked", "of", "answer"), rows, words=3), note]
+    )
+
+
+def share(profile: Profile) -> Section | None:
+    """Attention's share of a mixed layer's time by context."""
+    found = profile.timed("attention_share")
+    if found.empty:
+        return None
+    rows, shares = [], []
+    layers, parts = found[found.kind == "mixed_layer"], found[found.kind == "fused_attention"]
+    for one in layers.sort_values(["attention", "decode_batch", "context_mean"]).itertuples():
+        same = parts[
+            (parts.label == f"serial_{one.attention}")
+            & (parts.decode_batch == one.decode_batch)
+            & (parts.context_mean == one.context_mean)
+        ]
+        if len(same):
+            part = float(same.time_s.iloc[0])
+            shares.append((one.context_mean, part / one.time_s))
+            context = f"{tokens(one.decode_batch)} × {tokens(one.context_mean)}"
+            rows.append(
+                (str(one.attention).upper(), context, us(one.time_s), us(part), percent(part / one.time_s))
+            )
+    if not rows:
+        return None
+    lengths = sorted({c for c, _ in shares})
+    ends = [[s for c, s in shares if c == length] for length in (lengths[0], lengths[-1])]
+    lead = (
+        f"Attention is {percent(min(ends[0]))} to {percent(max(ends[0]))} of a mixed layer at contexts of "
+        f"{tokens(lengths[0])} and {percent(min(ends[1]))} to {percent(max(ends[1]))} at {tokens(lengths[-1])} (a "
+        "chunk of 1024 at the end of its prompt beside 16 or 60 decodes)."
+    )
+    head = ("prefill by", "decode batch × context", "layer µs", "attention µs", "share")
+    return Section("Attention's share of a mixed layer", lead, [table(head, rows, words=2)])
