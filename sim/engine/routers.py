@@ -46,11 +46,9 @@ class LeastOutstanding:
         return np.zeros(requests, np.int64) if replicas == 1 else None
 
     def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
-        """Settles the replicas whose counts may have changed to now, then compares."""
-        for replica in replicas:
-            if replica.next_wake_s <= now:
-                replica.settle(now)
-        return min(range(len(replicas)), key=lambda k: (replicas[k].outstanding, k))
+        """Compares what the replicas had when they were last brought up to date, which is now."""
+        counts = [replica.outstanding for replica in replicas]
+        return counts.index(min(counts))
 
 
 ROUTERS: dict[str, type[Router]] = {
