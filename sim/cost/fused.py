@@ -31,7 +31,12 @@ Q_SHIFT, KEY_SHIFT = 7, 6  # positions that the index arrays tell apart
 REFERENCE = 4096  # context at which the CTA-level model is run
 DOUBLINGS = 5  # of prefill's keys over decode's, either way; beyond, one side is all
 # name of a mode in a profile's measured surface
-MEASURED = {"flashinfer": "pod", "flashinfer-batch": "batch_pod", "batched": "batched", "streams": "streams"}
+MEASURED = {
+    "flashinfer": ("pod",),
+    "flashinfer-batch": ("batch_pod",),
+    "batched": ("batched",),
+    "streams": ("streams", "streams_fa3"),
+}
 RULE = "a list schedule of CTAs"
 
 
@@ -48,14 +53,21 @@ def fused_label(cost: ProfiledCost, mode: AttentionMode) -> str:
 
 def measured_name(cost: ProfiledCost, mode: AttentionMode) -> str:
     """The mode's name in the profile's measured surface; empty if there is none."""
-    surface: Any = cost.profile.fused
-    kind = mode.kernel(cost.gpu.compute_capability) if mode.mode == "pod" else mode.mode
-    name = MEASURED.get(kind, "")
-    if surface is None or name not in surface.variants:
+    surface, model = cost.profile.fused, cost.model
+    if surface is None or surface.heads != (model.q_heads, model.kv_heads, model.head_dim):
         return ""
-    heads = getattr(surface, "heads", None)  # those that were measured
-    model = cost.model
-    return name if heads in (None, (model.q_heads, model.kv_heads, model.head_dim)) else ""
+    kind = mode.kernel(cost.gpu.compute_capability) if mode.mode == "pod" else mode.mode
+    names = [name for name in MEASURED.get(kind, ()) if name in surface.variants]
+    # of streams of different prefill kernels, those of the one that runs
+    one = prefill_shape(model, np.array([1024]), np.array([4096]))
+
+    def apart(kernel: str) -> float:
+        return float(cost.profile.curve(kernel).timing(one, cost.gpu.sms).seconds[0])
+
+    own = apart("prefill_attention")
+    return min(
+        names, key=lambda name: abs(apart(f"prefill_attention/{surface.base(name)}") - own), default=""
+    )
 
 
 def fused_tables(
