@@ -155,6 +155,28 @@ def test_vllm_v0_recomputes_what_has_outgrown_its_budget_in_pieces() -> None:
     assert shapes(records)[2:][again + 1][0] < 6
 
 
+def test_vllm_v0_swaps_out_and_comes_back_before_any_prompt() -> None:
+    # 8 of 11 blocks hold the prompts; one decode each, and the next step finds one block for two
+    knobs = {"max_num_batched_tokens": 64, "watermark": 0.0, "preemption_mode": "swap", "swap_gb_s": 1e6}
+    records = run("vllm-v0", [0, 0, 3], [4, 4, 1], [4, 5, 2], blocks=11, **knobs)
+    # the third request waits although it would fit: the second is on the host until the first has finished
+    assert shapes(records)[:6] == [(8, 2, 0), (0, 0, 2), (0, 0, 1), (0, 0, 1), (0, 0, 1), (1, 1, 0)]
+    assert records.requests["preemptions"].tolist() == [0, 1, 0]
+    # nothing is computed twice
+    assert sum(tokens for tokens, _, _ in shapes(records)) == 9
+
+
+def test_vllm_v0_waits_for_the_copies_of_a_swap() -> None:
+    knobs = {"max_num_batched_tokens": 64, "watermark": 0.0, "preemption_mode": "swap"}
+    block_s = 131072 / (2.0 * 1e9)
+    fast, slow = (
+        run("vllm-v0", [0, 0], [4, 4], [4, 4], blocks=10, **knobs, swap_gb_s=rate) for rate in (2.0, 1.0)
+    )
+    assert fast.requests["preemptions"].sum() == slow.requests["preemptions"].sum() == 1
+    # 5 blocks go and come back: at half the rate each copy takes a block's time more
+    assert slow.end_s - fast.end_s == pytest.approx(10 * block_s, rel=1e-9)
+
+
 def test_static_batches_wait_for_their_last_member() -> None:
     # the second and third arrive while the first batch decodes: they start together when it is over
     records = run("static-batch", [0, 1, 2], [4, 4, 4], [6, 2, 4], max_batch_size=2)

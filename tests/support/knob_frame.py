@@ -65,6 +65,7 @@ def metrics(records: RunRecords) -> dict[str, float]:
         "most_chunks": float(steps["chunks"].max()),
         "longest_chunk": float((prompts["prefill_tokens"] / prompts["chunks"]).max()),
         "tokens_of_several": float(several["prefill_tokens"].max()) if len(several) else 0.0,
+        "prefilled": float(steps["prefill_tokens"].sum()),
         "mixed_steps": float(((steps["chunks"] > 0) & (steps["decode_batch"] > 0)).sum()),
         "kv_tokens_held": records.totals["kv_block_s"] * records.block_size / records.end_s,
         "rejected": float((frame["status"] == "rejected").sum()),

@@ -83,8 +83,47 @@ class Outcome:
     decode_keys: int = 0
 
 
-def step_seconds(P: Any, chunks: list[tuple[int, int]], contexts: list[int], number: int) -> float:
-    """Seconds of one pass: chunks of (new tokens, earlier tokens) and decodes with so many tokens each."""
+def overhang(contexts: list[int], spare: int) -> int:
+    """Tokens by which the effective longest context exceeds the mean: 12 of them count, none below the mean.
+
+    `spare` times the longest piece of a context is split one piece further; -1: into even pieces.
+    """
+    if spare < 0 or not contexts:
+        return 0
+    cuts = [1] * len(contexts)
+
+    def piece(k: int) -> int:
+        return math.ceil(contexts[k] / cuts[k])
+
+    for _ in range(spare):
+        cuts[max(range(len(cuts)), key=piece)] += 1
+    mean = sum(contexts) // len(contexts)
+    pieces = sorted((max(mean, piece(k)) for k in range(len(cuts)) for _ in range(cuts[k])), reverse=True)
+    longest = (pieces + [mean] * 12)[:12]
+    return (12 * longest[0] - sum(longest)) // 12
+
+
+class Raggedness:
+    """The overhang of the decodes, which is measured anew when their set changes, or the pieces to spare."""
+
+    def __init__(self, prices: Any) -> None:
+        self.prices, self.known = prices, (None, 0)
+
+    def of(self, decodes: list[Request], graph: bool) -> int:
+        """The overhang of a step of `decodes`."""
+        if not decodes:
+            return 0
+        spare = (self.prices.spare_graph if graph else self.prices.spare_eager)[len(decodes)]
+        key = (spare, {(r.row, r.preemptions) for r in decodes})
+        if self.known[0] != key:
+            self.known = key, overhang([r.computed + 1 for r in decodes], spare)
+        return self.known[1]
+
+
+def step_seconds(P: Any, chunks: list[tuple[int, int]], contexts: list[int], over: int, number: int) -> float:
+    """Seconds of one pass: chunks of (new tokens, earlier tokens) and decodes with so many tokens each.
+
+    `over`: tokens by which the longest of them stands out."""
     rows = len(chunks) + len(contexts)
     tokens = sum(new for new, _ in chunks) + len(contexts)
     graph = not chunks
@@ -95,9 +134,10 @@ def step_seconds(P: Any, chunks: list[tuple[int, int]], contexts: list[int], num
             attention += price.prefill_attention_s(P, 0, new, earlier)
         gpu += attention - (len(chunks) - 1) * P.pre_fixed_s[0]
     if contexts:
-        gpu += price.decode_attention_s(P, 0, len(contexts), sum(contexts))
+        attention = price.decode_attention_s(P, 0, len(contexts), sum(contexts))
+        gpu += attention + P.over_s[len(contexts)] * over
     host, gap = (P.host_graph_s, P.gap_graph_s) if graph else (P.host_eager_s, P.gap_eager_s)
-    return (max(gpu, host[rows]) + gap[0]) * P.noise[number % len(P.noise)]
+    return (max(gpu, host[rows]) + gap[rows]) * P.noise[number % len(P.noise)]
 
 
 def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
@@ -115,12 +155,13 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
     ]
     rejected = {r.row for r in requests if scheduler.never_fits(r)}
     out = Outcome(requests, rejected, Counter(), [], scheduler.pool)
+    raggedness = Raggedness(prices)
     coming = deque(r for r in requests if r.row not in rejected)
     now = 0.0
 
     def pass_time(until: float) -> None:
         nonlocal now
-        out.waiting_s += len(scheduler.waiting) * (until - now)
+        out.waiting_s += len(scheduler.waits()) * (until - now)
         out.running_s += len(scheduler.everybody_admitted()) * (until - now)
         now = until
 
@@ -129,7 +170,7 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
             newcomer = coming.popleft()
             newcomer.known = newcomer.prompt
             scheduler.arrive(newcomer)
-        if not scheduler.waiting and not scheduler.everybody_admitted():
+        if not scheduler.waits() and not scheduler.everybody_admitted():
             if not coming:
                 return out
             now = coming[0].arrival_s
@@ -140,7 +181,8 @@ def run_naive(workload: Workload, scheduler: Any, prices: Any) -> Outcome:
         chunks = [(tokens, r.computed) for r, tokens in batch if r.prefilling]
         decodes = [r for r, _ in batch if not r.prefilling]
         contexts = [r.computed + 1 for r in decodes]
-        end = now + step_seconds(prices, chunks, contexts, len(out.steps))
+        over = raggedness.of(decodes, not chunks)
+        end = now + step_seconds(prices, chunks, contexts, over, len(out.steps)) + scheduler.pause_s
         out.steps.append((now, end, sum(new for new, _ in chunks), len(chunks), len(decodes)))
         out.busy_s += end - now
         out.kv_block_s += (out.pool.total - out.pool.free) * (end - now)

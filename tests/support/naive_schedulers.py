@@ -27,9 +27,15 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
+    pause_s = 0.0  # seconds by which copies lengthen the step
+
     def everybody_admitted(self) -> list[Request]:
         """Requests that hold blocks or are about to."""
         return self.running
+
+    def waits(self) -> list[Request]:
+        """Requests that wait."""
+        return self.waiting
 
     def arrive(self, r: Request) -> None:
         """A new request waits."""
@@ -189,18 +195,27 @@ class Sarathi(Scheduler):
 class VllmV0(Scheduler):
     """vLLM v0: all prompts that can be admitted, alone; else one decode of everybody, evicting the youngest."""
 
-    def __init__(self, pool: Pool, budget: int, max_seqs: int, watermark: int) -> None:
+    def __init__(
+        self, pool: Pool, budget: int, max_seqs: int, watermark: int, swap: bool, host: int, copy_s: float
+    ) -> None:
         super().__init__(pool, max_seqs)
         self.budget, self.watermark = budget, watermark
+        self.swap, self.host, self.copy_s = swap, host, copy_s
+        self.swapped: list[Request] = []  # in order of arrival
+
+    def waits(self) -> list[Request]:
+        """Those on the host wait, too."""
+        return self.waiting + self.swapped
 
     def never_fits(self, r: Request) -> bool:
         """Too long a prompt; the watermark, or the free block that a decode asks for, comes on top."""
-        blocks = self.pool.count(r.prompt + r.output - 1) + max(1, self.watermark)
+        blocks = self.pool.count(r.prompt + r.output - 1) + max(1, self.watermark) + self.swap
         return r.prompt > self.budget or blocks > self.pool.total
 
     def schedule(self) -> Batch:
         """Prompts, or decodes."""
-        return self._prompts() or self._decodes()
+        self.pause_s = 0.0
+        return ([] if self.swapped else self._prompts()) or self._decodes()
 
     def _prompts(self) -> Batch:
         for r in self.running:
@@ -221,18 +236,48 @@ class VllmV0(Scheduler):
     def _decodes(self) -> Batch:
         left = sorted(self.running, key=lambda r: r.row)
         self.running = []
+        victims: list[tuple[Request, int]] = []
         while left:
             r = left.pop(0)
             while self.pool.free < 1:
                 victim = left.pop() if left else r
-                self.evict(victim)
-                self.waiting.insert(0, victim)
+                victims.append((victim, victim.blocks))
+                self.pool.release(victim)
                 if victim is r:
                     break
             else:
                 assert self.pool.grow(r, r.computed + 1)
                 self.running.append(r)
+        copied = self._send_away(victims) if victims else self._fetch()
+        self.pause_s = copied * self.copy_s
         return [(r, 1) for r in self.running]
+
+    def _send_away(self, victims: list[tuple[Request, int]]) -> int:
+        """To the host if there is room for all, else to the front of the queue; returns the blocks copied."""
+        blocks = sum(held for _, held in victims)
+        taken = sum(self.pool.count(r.computed) for r in self.swapped)
+        if not self.swap or taken + blocks > self.host:
+            for victim, _ in victims:
+                self.evict(victim)
+                self.waiting.insert(0, victim)
+            return 0
+        for victim, _ in victims:
+            victim.preemptions += 1
+            self.swapped.insert(0, victim)
+        return blocks
+
+    def _fetch(self) -> int:
+        """Back from the host in order, as long as one block more than theirs is free above the watermark."""
+        copied = 0
+        while self.swapped and len(self.running) < self.max_seqs:
+            r = self.swapped[0]
+            blocks = self.pool.count(r.computed)
+            if self.pool.free - blocks - 1 < self.watermark:
+                break
+            assert self.pool.grow(r, r.computed + 1)
+            self.running.append(self.swapped.pop(0))
+            copied += blocks
+        return copied
 
 
 class StaticBatch(Scheduler):
@@ -464,8 +509,16 @@ def naive_scheduler(name: str, knobs: dict[str, Any], blocks: int, block_size: i
             knobs["scheduling_policy"] == "priority",
         )
     if name == "vllm-v0":
-        watermark = math.floor(knobs["watermark"] * blocks)
-        return VllmV0(pool, knobs["max_num_batched_tokens"], knobs["max_num_seqs"], watermark)
+        block_bytes = block_size * 131072  # llama-3.1-8b
+        return VllmV0(
+            pool,
+            knobs["max_num_batched_tokens"],
+            knobs["max_num_seqs"],
+            math.floor(knobs["watermark"] * blocks),
+            knobs["preemption_mode"] == "swap",
+            int(knobs["swap_space_gib"] * 2**30) // block_bytes,
+            block_bytes / (knobs["swap_gb_s"] * 1e9),
+        )
     if name == "static-batch":
         return StaticBatch(pool, knobs["max_batch_size"], knobs["max_prefill_tokens"], knobs["continuous"])
     if name == "sarathi":

@@ -78,6 +78,9 @@ def vllm_v0_entries(draw: st.DrawFn) -> dict[str, Any]:
         "max_num_batched_tokens": draw(st.sampled_from([16, 48, 128, 1024])),
         "max_num_seqs": draw(st.integers(1, 8)),
         "watermark": draw(st.sampled_from([0.0, 0.01, 0.01, 0.1, 0.3])),
+        "preemption_mode": draw(st.sampled_from(["recompute", "swap"])),
+        "swap_space_gib": draw(st.sampled_from([0.0, 0.005, 0.02, 4.0])),
+        "swap_gb_s": 2**17 * 2**20 * 1e-9,  # a tick a token: sums stay exact
     }
 
 
