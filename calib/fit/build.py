@@ -91,7 +91,7 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
     tick("contention")
     contention, of_pairs = fit_pairs(folder, gpu)
     tick("fused attention")
-    fused, of_fused = fit_fused(folder, run["model"])
+    fused, of_fused = fit_fused(folder, run["model"], gpu)
     hot = hot_runs(folder)
     layers = load_model(run["model"]).layers
     errors = {

@@ -69,7 +69,7 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     findings += compare("contention", stated["contention"], fit_pairs(folder, gpu)[1])
     tick("fused attention")
     of_fused = stated.get("fused_attention") or {}
-    findings += compare("fused attention", of_fused, recheck_fused(folder, about["model"], of_fused))
+    findings += compare("fused attention", of_fused, recheck_fused(folder, about["model"], gpu, of_fused))
     tick("random shapes")
     held = score_random(folder, profile, about["model"], curves)
     return findings + compare("random shapes", stated["random_shapes"], held)

@@ -17,9 +17,21 @@ from calib.fit.folds import errors
 from calib.fit.points import Floats, Mask, column, read_rows
 from calib.models import model_shape
 from calib.rows import read_table
+from calib.sweeps.fused import Q
+from sim.cost.attention import AttentionMode
+from sim.cost.cta_grid import MixedShape
+from sim.cost.cta_terms import cta_terms
+from sim.cost.fused_modes import fused_run
+from sim.cost.gpu import GpuSpec
 from sim.cost.measured_fused import FusedSurface, Variant, coordinates
 
 BASES = {"pod": "fa2", "batch_pod": "fa2", "batched": "fa2", "streams": "fa2", "streams_fa3": "fa3"}
+# how the CTA-level model names a variant
+MODES = {
+    "pod": AttentionMode("pod", "flashinfer"),
+    "batch_pod": AttentionMode("pod", "flashinfer-batch"),
+    "batched": AttentionMode("batched"),
+}
 FOLDS, SEED = 5, 41
 LENGTHS = (0.7, 1.0, 1.5, 2.0, 3.0, 4.5)  # doublings over which a ratio stays alike
 START = (1.0, 2.0, 1.5, 2.0)
@@ -53,10 +65,10 @@ def shapes_of(rows: pd.DataFrame, dtype: str = "", model: str = "") -> pd.DataFr
     return shape.join(times).reset_index(drop=True)
 
 
-def fit_fused(folder: Path, model: str) -> tuple[FusedSurface | None, dict[str, Any]]:
+def fit_fused(folder: Path, model: str, gpu: GpuSpec) -> tuple[FusedSurface | None, dict[str, Any]]:
     """(surface, errors on shapes left out by variant); nothing where the sweep has too few shapes."""
     rows = read_rows(folder, "fused")
-    shapes = shapes_of(rows, model=model)
+    shapes = gridded(shapes_of(rows, model=model))
     if len(shapes) < LEAST:
         return None, {}
     sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
@@ -67,9 +79,32 @@ def fit_fused(folder: Path, model: str) -> tuple[FusedSurface | None, dict[str, 
             continue
         lengths = best_lengths(sites[known], logs[known])
         curves[variant], record[variant] = _variant(sites, logs, known, base, lengths)
+        record[variant] |= modelled(shapes, variant, model, gpu)
     shape = model_shape(model)
     heads = (shape.heads, shape.kv_heads, shape.head_dim)
     return FusedSurface(sites, curves, heads, "measured", coverage(shapes, heads), fallbacks(folder)), record
+
+
+def modelled(shapes: pd.DataFrame, variant: str, model: str, gpu: GpuSpec) -> dict[str, Any]:
+    """Errors of the CTA-level model's seconds, which knows kernels alone: what GPUs without a surface are priced by."""
+    if variant not in MODES:
+        return {}
+    heads, terms, mode = model_shape(model), cta_terms(gpu), MODES[variant]
+    part = shapes[shapes[variant].notna()]
+    seconds = [
+        fused_run(
+            terms,
+            mode,
+            MixedShape(int(q), int(h), int(b), float(c), heads.heads, heads.kv_heads, heads.head_dim),
+        ).seconds
+        for q, h, b, c in zip(part["q"], part["h"], part["batch"], part["context"], strict=True)
+    ]
+    return {"cta_model": errors(np.array(seconds), part[variant].to_numpy(float))}
+
+
+def gridded(shapes: pd.DataFrame) -> pd.DataFrame:
+    """Shapes with chunks of the sweep's grid: a lone longer one would claim coverage that it cannot give."""
+    return shapes[shapes["q"] <= Q[-1]].reset_index(drop=True) if len(shapes) else shapes
 
 
 def ratios(shapes: pd.DataFrame, variant: str, base: str) -> tuple[Floats, Mask]:
@@ -109,9 +144,9 @@ def _variant(
     return curve, record
 
 
-def recheck_fused(folder: Path, model: str, stated: Mapping[str, Any]) -> dict[str, Any]:
+def recheck_fused(folder: Path, model: str, gpu: GpuSpec, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Errors on left-out shapes computed anew, with the lengths that a record states."""
-    shapes = shapes_of(read_rows(folder, "fused"), model=model)
+    shapes = gridded(shapes_of(read_rows(folder, "fused"), model=model))
     if not len(shapes):
         return {}
     sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
@@ -119,6 +154,7 @@ def recheck_fused(folder: Path, model: str, stated: Mapping[str, Any]) -> dict[s
     for variant, record in stated.items():
         logs, known = ratios(shapes, variant, BASES[variant])
         found[variant] = _variant(sites, logs, known, BASES[variant], np.array(record["lengths"]))[1]
+        found[variant] |= modelled(shapes, variant, model, gpu)
     return found
 
 

@@ -2,7 +2,8 @@
 
 `serial_fa2`, `serial_fa3`: prefill, then decode; `batched`: one FA2 prefill call over chunks and decode rows;
 `streams`, `streams_fa3`: both at once on two streams; `pod`: one contiguous chunk beside paged decodes, launched
-eagerly (its ticket array is cleared by a call that no graph can hold); `batch_pod`: paged chunks beside paged decodes.
+from a filled queue (it clears its tickets by a call on the default stream); `batch_pod`: paged chunks beside paged
+decodes.
 """
 
 from __future__ import annotations

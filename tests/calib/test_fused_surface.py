@@ -22,10 +22,11 @@ from calib.fit.fused import (
 )
 from calib.fit.points import read_rows
 from calib.rows import row, write_table
+from sim.cost.gpu import load_gpu
 from sim.cost.measured_fused import coordinates, load_fused, stacked
 from sim.errors import SimctlError
 
-MODEL = "llama-3.1-8b"
+MODEL, H200 = "llama-3.1-8b", load_gpu("h200-sxm")
 
 
 def known(q: float, h: float, batch: float, context: float) -> float:
@@ -71,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_known_surface_is_found_again(folder: Path) -> None:
-    surface, record = fit_fused(folder, MODEL)
+    surface, record = fit_fused(folder, MODEL, H200)
     assert surface is not None
     assert surface.variants == ("pod",)  # nothing else was measured
     assert surface.base("pod") == "fa2"
@@ -80,12 +81,12 @@ def test_a_known_surface_is_found_again(folder: Path) -> None:
     scored = score_fused(folder, surface, MODEL)
     assert scored["pod"]["points"] == 40
     assert scored["pod"]["median"] < 0.02
-    again = recheck_fused(folder, MODEL, record)
+    again = recheck_fused(folder, MODEL, H200, record)
     assert again["pod"] == record["pod"]
 
 
 def test_a_table_is_the_ratio_of_every_pair_of_sides(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL)
+    surface, _ = fit_fused(folder, MODEL, H200)
     assert surface is not None
     q, h = np.array([[100.0, 512.0], [2048.0, 9.0]]), np.array([[0.0, 300.0], [4096.0, 50000.0]])
     batch, context = np.array([1.0, 33.0, 200.0]), np.array([700.0, 9000.0, 64.0])
@@ -102,7 +103,7 @@ def test_a_table_is_the_ratio_of_every_pair_of_sides(folder: Path) -> None:
 
 
 def test_answers_never_leave_what_was_measured(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL)
+    surface, _ = fit_fused(folder, MODEL, H200)
     assert surface is not None
     curve = surface.curves["pod"]
     rng = np.random.default_rng(5)
@@ -112,7 +113,7 @@ def test_answers_never_leave_what_was_measured(folder: Path) -> None:
 
 
 def test_a_surface_survives_its_file(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL)
+    surface, _ = fit_fused(folder, MODEL, H200)
     assert surface is not None
     path = folder / "fused.json"
     path.write_text(json.dumps(surface.as_data()))
@@ -161,9 +162,9 @@ def test_several_chunks_and_other_types_are_no_part_of_the_surface(folder: Path)
 
 def test_too_few_shapes_make_no_surface(tmp_path: Path) -> None:
     (tmp_path / "measurements").mkdir()
-    assert fit_fused(tmp_path, MODEL) == (None, {})
+    assert fit_fused(tmp_path, MODEL, H200) == (None, {})
     write_table(rows(20, 1), tmp_path / "measurements" / "fused.csv.gz")
-    assert fit_fused(tmp_path, MODEL) == (None, {})
+    assert fit_fused(tmp_path, MODEL, H200) == (None, {})
 
 
 def test_refusals_are_listed_and_missing_builds_are_not(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Tables for other models' shapes: what they mend, what they leave alone; activity beside counters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calib.fit.activity import activity_rows
+from calib.fit.points import operator_points
+from calib.fit.shapes import answers, clause, other_points, with_shapes, without_shapes
+from calib.rows import frame, row, write_table
+from sim.cost.gpu import load_gpu
+from sim.cost.measured import MeasuredCurve
+from sim.cost.measured_flat import FlatCurve
+from sim.cost.measured_grid import Axis, Grid
+from sim.cost.profile import builtin_folders, load_folder
+from sim.cost.shapes import Gemm
+
+GPU = load_gpu("h200-sxm")
+M = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@pytest.fixture(scope="module")
+def gemm() -> MeasuredCurve:
+    """The shipped curve without other models' tables."""
+    folder = builtin_folders()["h200-sxm"]
+    curve = load_folder(folder, GPU).curves["gemm"]
+    assert isinstance(curve, MeasuredCurve)
+    assert isinstance(curve.form, FlatCurve)
+    own = {(6144, 4096, 2), (4096, 4096, 2), (28672, 4096, 2), (4096, 14336, 2)}
+    return replace(curve, tables={key: grid for key, grid in curve.tables.items() if key in own})
+
+
+def points(curve: MeasuredCurve, factor: float, n: int = 1280, k: int = 8192):
+    seconds = curve.timing(Gemm(np.array(M), n, k, 2), GPU.sms).seconds * factor
+    made = [
+        row("shapes", kind="gemm", model="llama-3.1-70b-tp8", m=m, n=n, k=k, sms=GPU.sms, time_s=s, sd_s=0.0)
+        for m, s in zip(M, seconds, strict=True)
+    ]
+    return operator_points(frame(made), GPU)["gemm"]
+
+
+def test_a_constant_error_is_mended_and_nothing_else_moves(gemm):
+    there = points(gemm, 1.4)
+    mended, record = with_shapes(gemm, there)
+    assert record["without"]["median"] == pytest.approx(1 - 1 / 1.4, abs=1e-4)
+    assert record["random"]["median"] < 0.05  # a fifth left out, the rest says it
+    assert answers(mended, there) == pytest.approx(there.seconds, rel=0.02)
+    own = Gemm(np.array([100, 3000]), 4096, 4096, 2)
+    for sms in (64, 132):
+        assert (mended.timing(own, sms).seconds == gemm.timing(own, sms).seconds).all()
+    assert mended.covered(Gemm(np.array([300]), 1280, 8192, 2), 132)
+    assert not mended.covered(Gemm(np.array([300]), 1280, 8192, 2), 64)  # measured on the whole GPU alone
+    again = without_shapes(mended, record)
+    assert set(again.tables) == set(gemm.tables)
+    assert clause(record) == "; on all SMs also (n, k) 1280x8192"
+
+
+def test_known_constants_and_too_few_points_change_nothing(gemm):
+    assert with_shapes(gemm, points(gemm, 1.4, 4096, 4096)) == (gemm, {})
+    few = points(gemm, 1.4).take(np.arange(len(M)) < 5)
+    assert with_shapes(gemm, few) == (gemm, {})
+    assert with_shapes(gemm, None) == (gemm, {})
+
+
+def test_interpolated_logs_of_time_are_left_alone(gemm):
+    table = Grid((Axis("m", (1.0, 4096.0)), Axis("sms", (8.0, 132.0))), np.zeros((2, 2)))
+    plain = replace(gemm, method="table", tables={(1, 1, 2): table})
+    assert with_shapes(plain, points(gemm, 1.4)) == (plain, {})
+
+
+def test_shards_of_a_group_are_known_by_their_own_heads(tmp_path: Path):
+    (tmp_path / "measurements").mkdir()
+    made = row(
+        "shapes",
+        kind="decode_attention",
+        model="llama-3.1-70b-tp8",
+        decode_batch=4,
+        context_sum=4096,
+        context_max=1024,
+        attention="fa2",
+        sms=132,
+        time_s=1e-5,
+    )
+    write_table([made], tmp_path / "measurements" / "shapes.csv.gz")
+    assert other_points(tmp_path, GPU)["decode_attention"].keys == ((8, 1, 128, 2),)
+
+
+def test_activity_is_compared_for_kernels_that_a_curve_covers(tmp_path: Path, gemm):
+    (tmp_path / "measurements").mkdir()
+    shares = {"sm_active": 0.9, "tensor_active": 0.7, "dram_active": 0.2, "time_s": 1e-4, "count": 1}
+    made = [
+        row("counters", kind="gemm", model="llama-3.1-8b", label="qkv", m=512, n=6144, k=4096, **shares),
+        row("counters", kind="norm", model="llama-3.1-8b", m=512, **shares),
+        row("counters", kind="fused_attention", model="llama-3.1-8b", m=512, **shares),
+    ]
+    write_table(made, tmp_path / "measurements" / "counters.csv.gz")
+    (found,) = activity_rows(tmp_path, GPU, {"gemm": gemm})
+    seconds = float(gemm.timing(Gemm(np.array([512]), 6144, 4096, 2), 132).seconds[0])
+    assert found["what"] == "gemm qkv, m 512"
+    assert found["tensor_ours"] == pytest.approx(2 * 512 * 6144 * 4096 / GPU.peak_flops / seconds, abs=1e-4)
+    assert (found["sm_counted"], found["tensor_counted"]) == (0.9, 0.7)
