@@ -39,6 +39,10 @@ class Columns:
         """
         return type(self)(*(_listed(v) if isinstance(v, np.ndarray) else v for _, v in self.items()))
 
+    def as_views(self) -> Self:
+        """The same memory for single reads and writes by CPython, which take a third of the time that numpy takes."""
+        return type(self)(*(memoryview(v) if isinstance(v, np.ndarray) else v for _, v in self.items()))
+
     def items(self) -> list[tuple[str, Any]]:
         """Names and values, in order."""
         return [(field.name, getattr(self, field.name)) for field in fields(self)]  # type: ignore[arg-type]

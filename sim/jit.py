@@ -8,7 +8,7 @@ for machine code always, LANESIM_JIT=0 never; without it `should_compile` decide
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,12 +30,12 @@ def forced() -> bool:
     return os.environ.get(SETTING) == "1"
 
 
-def should_compile(requests: int, loop: Callable[..., Any]) -> bool:
-    """Is machine code of a loop (`advance` of a policy) worth its price for so many requests?"""
+def should_compile(requests: int, loops: Sequence[Callable[..., Any]]) -> bool:
+    """Is machine code of these functions, in which a run spends its time, worth its price for so many requests?"""
     from sim.native.store import available, is_cached
 
     if os.environ.get(SETTING) in ("0", "1"):
         return forced()
     if requests < WORTH_LOADING or not available():
         return False
-    return requests >= WORTH_COMPILING or is_cached(loop)
+    return requests >= WORTH_COMPILING or all(map(is_cached, loops))

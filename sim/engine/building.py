@@ -12,6 +12,8 @@ from sim.cost.belief import believe
 from sim.cost.pairs import compile_pairs
 from sim.engine.deploying import is_compiled, largest_step
 from sim.engine.deployment import Deployment, check_sets
+from sim.engine.lane import begin, execute
+from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import BY_ADMISSION, POLICY_SLOTS, WAIT_ORDERS, Requests, make_plan, make_replica
 from sim.engine.objects import ObjectLoop, object_sets, sizes_of
 from sim.engine.replica import OneLane, TwoLanes
@@ -107,8 +109,10 @@ def build_replica(
         lanes = TwoLanes(hot, q, r, p, x, lambda: (b, y))
         if compiled:
             loop = hot.bind(type(policy).advance, q, r, a, p, x, b, y, *_knobs(policy, d, hot))
+            hot.prepare(begin_lanes, q, r, x)
+            hot.prepare(execute_lanes, q, r, a, p, x)
         else:
-            loop = ObjectLoop(policy, lanes, a, cost, d, sizes).two
+            loop = ObjectLoop(policy, lanes, hot, a, cost, d, sizes).two
         return lanes, _without_look_ahead(loop)
     one = OneLane(hot, q, r, p, lambda: _one_lanes_belief(settings, cost, p))
     if compiled and policy.predicts:
@@ -116,8 +120,19 @@ def build_replica(
     elif compiled:
         loop = hot.bind(type(policy).advance, q, r, a, p, *_knobs(policy, d, hot))
     else:
-        loop = ObjectLoop(policy, one, a, cost, d, sizes).one
+        loop = ObjectLoop(policy, one, hot, a, cost, d, sizes).one
+    if compiled:
+        # plain Python between two steps wants the same in parts
+        hot.prepare(begin, q, r, p)
+        hot.prepare(execute, q, r, a, p)
     return one, loop if settings.bursts else _without_bursts(loop)
+
+
+def hot_loops(policy: Any) -> tuple[Callable[..., Any], ...]:
+    """The functions in which a run of the policy, which is no wrapper, spends its time."""
+    if is_compiled(policy):
+        return (type(policy).advance,)
+    return (begin, execute) if getattr(policy, "lanes", 1) == 1 else (begin_lanes, execute_lanes)
 
 
 def _one_lanes_belief(settings: Settings, cost: CostModel, p: Any) -> tuple[Any, None]:

@@ -21,6 +21,7 @@ from sim.engine.replica import OneLane, TwoLanes
 from sim.engine.translate import write_lanes, write_plan
 from sim.engine.view import Fixed, Rows, View
 from sim.errors import SimctlError
+from sim.native import HotCode
 
 
 def object_sets(policy: Any, d: Deployment) -> list[tuple[int, int]]:
@@ -51,10 +52,23 @@ class ObjectLoop:
     """The loop of one replica: `loop(limit, look_ahead)` asks the policy until `limit`."""
 
     def __init__(
-        self, policy: Any, lanes: OneLane, a: Any, cost: CostModel, d: Deployment, sms: list[int]
+        self,
+        policy: Any,
+        lanes: OneLane,
+        hot: HotCode,
+        a: Any,
+        cost: CostModel,
+        d: Deployment,
+        sms: list[int],
     ) -> None:
-        q, r = lanes.q, lanes.r
-        self.policy, self.lanes, self.q, self.r, self.a, self.p = policy, lanes, q, r, a, lanes.p
+        q, r = hot.shown(lanes.q), hot.shown(lanes.r)
+        self.policy, self.q, self.r, self.a = policy, q, r, hot.shown(a)
+        if isinstance(lanes, TwoLanes):
+            self._begin = hot.bind(begin_lanes, lanes.q, lanes.r, lanes.x)
+            self._execute = hot.bind(execute_lanes, lanes.q, lanes.r, a, lanes.p, lanes.x)
+        else:
+            self._begin = hot.bind(begin, lanes.q, lanes.r, lanes.p)
+            self._execute = hot.bind(execute, lanes.q, lanes.r, a, lanes.p)
         self.rows = Rows(q, r)
         self.fixed = Fixed(
             prompt=np.array(q.prompt, np.int64),
@@ -70,20 +84,18 @@ class ObjectLoop:
 
     def one(self, limit: float, look_ahead: float) -> None:
         """Run one lane until `limit`."""
-        q, r, a, p = self.q, self.r, self.a, self.p
-        while begin(q, r, p, limit):
+        q, r, a = self.q, self.r, self.a
+        while self._begin(limit):
             write_plan(q, r, a, self.policy.plan(self.view()), self.rows)
-            if not execute(q, r, a, p, look_ahead) and a.iv[N_PREEMPT] == 0:
+            if not self._execute(look_ahead) and a.iv[N_PREEMPT] == 0:
                 return  # after evictions alone it is asked again
 
     def two(self, limit: float) -> None:
         """Run two lanes until `limit`."""
-        q, r, a, p = self.q, self.r, self.a, self.p
-        assert isinstance(self.lanes, TwoLanes)
-        x = self.lanes.x
-        while begin_lanes(q, r, x, limit):
+        q, r, a = self.q, self.r, self.a
+        while self._begin(limit):
             write_lanes(q, r, a, self.policy.plan(self.view()), self.rows, self.fixed)
-            launched = execute_lanes(q, r, a, p, x)
+            launched = self._execute()
             if a.iv[N_PREEMPT] > 0 and a.iv[P_LAYERS] + a.iv[D_LAUNCH] == 0:
                 r.iv[DUE] = 1
             elif not launched:

@@ -48,8 +48,7 @@ class Cluster:
         self._of_group: dict[int, dict[str, Any]] = {}
         self.clock = Clock()
         self.router = ROUTERS[router]()
-        # plain Python decides between two steps: lists are quicker to read than arrays
-        self.hot = HotCode(settings.compiled and is_compiled(policy))
+        self.hot = HotCode(settings.compiled)
         self.q: Requests = self.hot.state(make_requests(workload))
         self.replica_of = np.full(len(workload), -1, np.int64)
         self.status = np.full(len(workload), UNFINISHED, np.int8)

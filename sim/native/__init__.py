@@ -36,6 +36,7 @@ class HotCode:
     def __init__(self, compiled: bool) -> None:
         self.compiled = compiled
         self._bound: list[_Bound] = []
+        self._prepared: list[_Bound] = []
 
     def state(self, columns: C) -> C:
         """Arrays for machine code, lists for CPython."""
@@ -43,6 +44,10 @@ class HotCode:
             return columns.as_lists()
         lists = {name: np.array(value) for name, value in columns.items() if isinstance(value, list)}
         return columns._replace(**lists) if lists else columns
+
+    def shown(self, columns: C) -> C:
+        """A state as plain Python should look at it."""
+        return columns.as_views() if self.compiled else columns
 
     def flat(self, array: np.ndarray[Any, Any]) -> Any:
         """One array that is no part of a state."""
@@ -60,9 +65,14 @@ class HotCode:
         self._bound.append(bound)
         return bound
 
+    def prepare(self, function: Callable[..., Any], *fixed: Any) -> None:
+        """Compile `function` along with the others: another run will want it."""
+        if self.compiled:
+            self._prepared.append(_Bound(function, fixed))
+
     def load(self) -> None:
         """Compile what the cache does not hold, all at once, and load it. Raises SimctlError if that fails."""
-        compile_missing([bound.request for bound in self._bound])
+        compile_missing([bound.request for bound in (*self._bound, *self._prepared)])
         for bound in self._bound:
             bound.load()
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from sim.engine.building import hot_loops
+from sim.engine.gate import unwrapped
 from sim.jit import should_compile
 from sim.study.execute import Outcome, execute
 from sim.study.files import write_rows, write_summary, write_timing
@@ -79,8 +81,7 @@ def _tasks(study: Study, steps: bool) -> list[tuple[Any, ...]]:
     compiled = {}
     for run in {run.label: run for run in study.runs}.values():
         policy = study.setting.policy(run.policy) if isinstance(run.policy, str | Mapping) else run.policy
-        loop = getattr(type(policy), "advance", None)
-        compiled[run.label] = loop is not None and should_compile(requests * runs_of[run.label], loop)
+        compiled[run.label] = should_compile(requests * runs_of[run.label], hot_loops(unwrapped(policy)))
     return [(study.setting, run, steps, compiled[run.label]) for run in study.runs]
 
 

@@ -24,18 +24,18 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_numba
 def test_small_studies_use_what_is_cached_and_large_ones_compile(empty_cache: Path) -> None:
-    assert not jit.should_compile(jit.WORTH_LOADING, SARATHI)
-    assert jit.should_compile(jit.WORTH_COMPILING, SARATHI)
+    assert not jit.should_compile(jit.WORTH_LOADING, [SARATHI])
+    assert jit.should_compile(jit.WORTH_COMPILING, [SARATHI])
     (empty_cache / f"{store._name(SARATHI)}-arguments-{store._machine()}.o").touch()
-    assert jit.should_compile(jit.WORTH_LOADING, SARATHI)
-    assert not jit.should_compile(jit.WORTH_LOADING, VLLM)
-    assert not jit.should_compile(jit.WORTH_LOADING - 1, SARATHI)
+    assert jit.should_compile(jit.WORTH_LOADING, [SARATHI])
+    assert not jit.should_compile(jit.WORTH_LOADING, [VLLM])
+    assert not jit.should_compile(jit.WORTH_LOADING - 1, [SARATHI])
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_the_setting_decides(setting: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(jit.SETTING, setting)
-    assert jit.should_compile(1, SARATHI) == jit.should_compile(10**9, SARATHI) == (setting == "1")
+    assert jit.should_compile(1, [SARATHI]) == jit.should_compile(10**9, [SARATHI]) == (setting == "1")
 
 
 def callee(x: int) -> int:
