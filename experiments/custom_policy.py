@@ -3,6 +3,8 @@
 Run it:  simctl run experiments/custom_policy.yaml -o out/custom
 """
 
+import numpy as np
+
 from sim.engine import Decode, Mixed, Plan, View
 
 
@@ -26,7 +28,8 @@ class ShortestFirst:
             return Plan(preempt=[running.id[-1]])
         budget = self.max_num_batched_tokens - int(running.decoding.sum())
         late = waiting.arrival_s + self.patience_s < view.now_s
-        order = sorted(range(len(waiting)), key=lambda k: (not late[k], 0 if late[k] else waiting.left_tokens[k]))
+        length = np.where(late, 0, waiting.left_tokens)  # the late go as they came
+        order = np.lexsort((length, ~late))
         unfinished = running.left_tokens > 0
         queue = [*zip(running.id[unfinished], running.left_tokens[unfinished], strict=True)]
         queue += [(waiting.id[k], waiting.left_tokens[k]) for k in order[: self.max_num_seqs - len(running)]]
