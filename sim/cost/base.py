@@ -69,7 +69,7 @@ class HostTerms:
     """Host time per step: base + layers x per layer + sequences x per sequence overlap with the GPU, gaps do not.
 
     `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each kernel launched by
-    the host.
+    the host. A gap grows by `gap_per_sequence_s` with each sequence of the step: page tables, plans, tokens.
     """
 
     graph_base_s: float
@@ -81,6 +81,7 @@ class HostTerms:
     gap_graph_s: float
     gap_eager_s: float
     label: str
+    gap_per_sequence_s: float = 0.0
 
 
 @dataclass(frozen=True)

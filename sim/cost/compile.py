@@ -16,6 +16,7 @@ import numpy as np
 from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.fused import fused_tables
 from sim.cost.launching import grid_tokens
+from sim.cost.measured import splits_up_to
 from sim.cost.operators import decode_shape, prefill_shape
 from sim.cost.prices import UNBOUNDED, Prices
 from sim.cost.shapes import Floats, Ints, Shape
@@ -29,6 +30,7 @@ DEC_SHIFT = 6  # decode segments meet at multiples of 64 tokens of mean context
 PRE_SHIFT = 7  # history knots stand at multiples of 128 tokens
 EDGES = 256  # row-tile edges that get a knot on both sides; beyond, a tile is under 0.4 % of the chunk
 NOISE_LENGTH = 4096
+MOST_SPLITS = 12  # with more pieces than that to spare a batch is as good as even
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         dec_b=_flat(decode, 1),
         dec_sm_a=_flat(decode, 2),
         dec_sm_b=_flat(decode, 3),
+        **_ragged_tables(cost, limits, sms),
         pre_qi=interval(pre_q, np.arange(limits.max_tokens + 1)),
         pre_hi=interval(pre_h, np.arange(0, pre_h[-1], 1 << PRE_SHIFT)),
         pre_q=pre_q.astype(np.float64),
@@ -143,8 +146,8 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         pre_fixed_s=np.full(len(sms), layers * cost.prefill_fixed_s()),
         host_graph_s=launching.host_s(sequences, True, layers),
         host_eager_s=launching.host_s(sequences, False, layers),
-        gap_graph_s=np.array([launching.gap_s(True)]),
-        gap_eager_s=np.array([launching.gap_s(False)]),
+        gap_graph_s=launching.gap_s(sequences, True),
+        gap_eager_s=launching.gap_s(sequences, False),
         noise=np.ones(1),
         **_mixed(key, limits, SERIAL, 16),
         **coverage(cost, limits),
@@ -269,6 +272,26 @@ def _lines(values: Floats, context: Floats) -> tuple[Floats, Floats]:
     """Intercept and slope of the line through the values at both ends of each segment."""
     slope = np.diff(values, axis=1) / np.diff(context, axis=1)
     return values[:, :-1] - slope * context[:, :-1], slope
+
+
+def _ragged_tables(cost: ProfiledCost, limits: Limits, sms: Sequence[int]) -> dict[str, Any]:
+    """`over_*` and `spare_*`: what a decode batch waits for its longest context, and how far that is split."""
+    batch = np.arange(limits.max_seqs + 1, dtype=np.int64)
+    over = [cost.model.layers * cost.overhang_s(batch, count) * (batch > 0) for count in sms]
+    active = [seconds * min(cost.model.kv_heads, count) for seconds, count in zip(over, sms, strict=True)]
+    slots = splits_up_to(cost.model.kv_heads, cost.gpu)
+
+    def spare(padded: Ints) -> Ints:
+        left = np.maximum(slots - padded, 0)
+        return np.where(left > MOST_SPLITS, -1, left)
+
+    return {
+        "over_on": int(any(seconds.any() for seconds in over)),
+        "over_s": np.concatenate(over),
+        "over_sm": np.concatenate(active),
+        "spare_graph": spare(cost.launching.padded(batch, True)),
+        "spare_eager": spare(batch),
+    }
 
 
 def _prefill_tables(cost: ProfiledCost, q: Ints, h: Ints, sms: int) -> tuple[Floats, Floats]:

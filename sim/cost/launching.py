@@ -74,6 +74,8 @@ class Launching:
             base = piecewise
         return np.asarray(base + t.per_sequence_s * n, dtype=np.float64)
 
-    def gap_s(self, graph: bool) -> float:
-        """Time per step that overlaps with nothing."""
-        return self.terms.gap_graph_s if graph and self.mode == "graph" else self.terms.gap_eager_s
+    def gap_s(self, sequences: Any, graph: bool) -> Floats:
+        """Time that overlaps with nothing, for steps of so many sequences."""
+        t = self.terms
+        base = t.gap_graph_s if graph and self.mode == "graph" else t.gap_eager_s
+        return np.asarray(base + t.gap_per_sequence_s * np.asarray(sequences), dtype=np.float64)

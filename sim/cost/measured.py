@@ -136,9 +136,11 @@ class MeasuredCurve:
             table = table or self.pooled
             factor = 1.0 if table is None else np.exp(table.at((*features(shape), sms)))
             seconds = base.seconds * factor
-        seconds = seconds + self._skewed(shape, sms)
         active = np.minimum(base.sm_s / (base.seconds * sms), 1.0)
-        return Timing(seconds=seconds, sm_s=active * seconds * sms)
+        tail = self._skewed(shape, sms)
+        # of the sequences that outlast the rest one is left for most of the time, with a CTA a KV head
+        few = np.minimum(shape.kv_heads, sms) if isinstance(shape, DecodeAttention) else 0
+        return Timing(seconds=seconds + tail, sm_s=active * seconds * sms + tail * few)
 
     def _clipped(self, shape: Shape) -> Shape:
         """The shape, or the nearest measured one where the curve is to answer as at the edge of its coverage."""
@@ -168,14 +170,26 @@ class MeasuredCurve:
             return 0.0
         batch = np.maximum(np.asarray(shape.batch, dtype=np.float64), 1.0)
         longer = np.maximum(np.asarray(shape.context_max) - np.asarray(shape.context_sum) / batch, 0.0)
+        return self._skew_s(batch, batch > splits_up_to(shape.kv_heads, self.form.gpu), shape, sms) * longer
+
+    def _skew_s(self, batch: Floats, whole: Any, shape: DecodeAttention, sms: int) -> Floats:
+        """Seconds a token of overhang, for batches whose sequences are `whole` or split."""
+        assert self.skew is not None
         # the library splits sequences or not, by the whole GPU: nothing lies between
         knots = np.asarray(self.skew.axes[0].knots)
-        whole = batch > splits_up_to(shape.kv_heads, self.form.gpu)
         for side in (True, False):
             held = knots[(knots > splits_up_to(shape.kv_heads, self.form.gpu)) == side]
             if len(held):
                 batch = np.where(whole == side, np.clip(batch, held[0], held[-1]), batch)
-        return np.asarray(1e-9 * np.maximum(self.skew.at((batch, sms)), 0.0) * longer)
+        return np.asarray(1e-9 * np.maximum(self.skew.at((batch, sms)), 0.0))
+
+    def overhang_s(self, shape: DecodeAttention, sms: int) -> Floats:
+        """Seconds of one call for each token by which the longest sequence, or piece of a split one, exceeds the mean;
+        0 where that was not measured."""
+        batch = np.maximum(np.asarray(shape.batch, dtype=np.float64), 1.0)
+        if self.skew is None:
+            return np.zeros(len(batch))
+        return self._skew_s(batch, np.full(len(batch), True), shape, sms)
 
 
 def splits_up_to(kv_heads: int, gpu: GpuSpec) -> int:

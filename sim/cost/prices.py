@@ -28,13 +28,17 @@ class Prices(Columns):
     - decode attention of a batch of b sequences whose context sum is c tokens (each context includes the token
       being computed): segment s = `dec_seg[min(c // b >> dec_shift, len(dec_seg) - 1)]`, then
       `dec_a[(p*N + b)*S + s] + dec_b[(p*N + b)*S + s] * c` seconds; `dec_sm_a`, `dec_sm_b` SM-seconds.
+    - a ragged decode batch, whose longest context exceeds the mean by `overhang` tokens (`sim.engine.ragged`), takes
+      `over_s[p*N + b] * overhang` seconds more, `over_sm` SM-seconds; `over_on` 0 where no batch does. The sequences of
+      b decodes are split into `spare_graph[b]` (of a graph) or `spare_eager[b]` pieces more than there are of them;
+      -1: into so many that they are even.
     - prefill attention of one chunk of q new tokens on h tokens of history: bilinear between the knots
       i = `pre_qi[q]`, j = `pre_hi[min(h >> pre_shift, len(pre_hi) - 1)]` of `pre_s[(p*Q + i)*H + j]`
       with knot positions `pre_q`, `pre_h` (as float) and inverse widths `pre_dq`, `pre_dh`
       (width index i lies between knots i and i+1); `pre_sm` likewise. Several chunks in one pass add up,
       less `pre_fixed_s[p]` (the kernels' fixed cost) for each chunk after the first.
     - host: `host_graph_s[n]`, `host_eager_s[n]`: host time for a step of n sequences that the GPU can overlap;
-      `gap_graph_s`, `gap_eager_s` (length 1): time per step that cannot be hidden.
+      `gap_graph_s[n]`, `gap_eager_s[n]`: time per step that cannot be hidden.
       step = max(host, gpu) + gap.
     - `cover_*`: the largest tokens of a pass, chunk, history, decode batch and mean context that the profile's curves
       cover; steps beyond are counted as flagged.
@@ -65,6 +69,11 @@ class Prices(Columns):
     dec_b: Any
     dec_sm_a: Any
     dec_sm_b: Any
+    over_on: int
+    over_s: Any
+    over_sm: Any
+    spare_graph: Any
+    spare_eager: Any
     pre_qi: Any
     pre_hi: Any
     pre_q: Any

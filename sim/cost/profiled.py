@@ -16,6 +16,7 @@ from sim.cost.fused import fused_label, solo_ratio
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import Launching, grid_tokens
 from sim.cost.loads import Loads, launch_loads
+from sim.cost.measured import MeasuredCurve
 from sim.cost.memory import MemoryPlan, plan_memory
 from sim.cost.model import ModelSpec
 from sim.cost.operators import (
@@ -131,6 +132,15 @@ class ProfiledCost:
         """One layer's decode attention."""
         return self.timing("decode_attention", decode_shape(self.model, batch, context_sum), sms, clock)
 
+    def overhang_s(self, batch: Ints, sms: int) -> Floats:
+        """Seconds of one layer's decode attention for each token by which the longest piece of context exceeds the
+        mean; 0 where the curve tells nothing of ragged batches."""
+        curve = self.profile.curve("decode_attention")
+        if not isinstance(curve, MeasuredCurve) or self.model.window is not None:
+            return np.zeros(len(batch))
+        shape = decode_shape(self.model, batch, batch.astype(np.float64))
+        return self.factor("decode_attention") * curve.overhang_s(shape, sms)
+
     def solo(self, launch: Launch, sms: int | None = None, sm_mhz: float | None = None) -> StepCost:
         """Price of a launch alone on `sms` SMs (None: all) at an SM clock (None: the profile's own)."""
         width = self.gpu.sms if sms is None else sms
@@ -237,7 +247,7 @@ class ProfiledCost:
         work, moved = sum(part.flops for part in parts), sum(part.hbm_bytes for part in parts)
         layers, _, _ = layer_span(self.model, launch.layers)
         host = float(self.launching.host_s(launch.sequences, launch.graph, layers))
-        step_s = max(host, gpu_s) + self.launching.gap_s(launch.graph)
+        step_s = max(host, gpu_s) + float(self.launching.gap_s(launch.sequences, launch.graph))
         energy = self.energy.energy_j(step_s, work, moved)
         return StepCost(
             gpu_s=gpu_s,

@@ -71,6 +71,18 @@ def decode_attention_sm(P: Prices, part: int, b: int, c: int) -> float:
 
 
 @jit
+def overhang_s(P: Prices, part: int, b: int, overhang: int) -> float:
+    """Seconds that b decodes wait for a longest context `overhang` tokens beyond their mean, all layers."""
+    return P.over_s[part * (P.max_seqs + 1) + b] * overhang  # type: ignore[no-any-return]
+
+
+@jit
+def overhang_sm(P: Prices, part: int, b: int, overhang: int) -> float:
+    """SM-seconds of `overhang_s`."""
+    return P.over_sm[part * (P.max_seqs + 1) + b] * overhang  # type: ignore[no-any-return]
+
+
+@jit
 def _between_knots(P: Prices, table: Any, part: int, q: int, h: int) -> float:
     """Bilinear in a prefill table at a chunk of q > 0 tokens on h earlier ones."""
     slot = h >> P.pre_shift
@@ -154,15 +166,24 @@ def fused_saving_s(P: Prices, chunks: int, q: int, pairs: int, b: int, c: int, a
 
 @jit
 def chunked_pass_s(
-    P: Prices, part: int, chunks: int, tokens: int, pairs: int, prefill_s: float, b: int, c: int
+    P: Prices,
+    part: int,
+    chunks: int,
+    tokens: int,
+    pairs: int,
+    prefill_s: float,
+    b: int,
+    c: int,
+    overhang: int,
 ) -> float:
     """GPU seconds of a step of `tokens` tokens in `chunks` chunks with b decodes of c context tokens in all.
 
-    `prefill_s`: attention of the chunks as kernels apart, each with its fixed time; `pairs`: their query-key pairs."""
+    `prefill_s`: attention of the chunks as kernels apart, each with its fixed time; `pairs`: their query-key pairs;
+    `overhang`: tokens by which the longest of the b contexts exceeds their mean."""
     seconds: float = dense_s(P, part, tokens + b, False) + head_s(P, part, chunks + b)
     seconds += prefill_s - (chunks - 1) * P.pre_fixed_s[part]
     if b > 0:
-        decode_s = decode_attention_s(P, part, b, c)
+        decode_s = decode_attention_s(P, part, b, c) + overhang_s(P, part, b, overhang)
         seconds += decode_s
         seconds -= fused_saving_s(P, chunks, tokens, pairs, b, c, prefill_s + decode_s)
     return seconds
@@ -170,7 +191,7 @@ def chunked_pass_s(
 
 @jit
 def decode_pass_s(P: Prices, part: int, b: int, c: int) -> float:
-    """GPU seconds of a step of b decodes with c context tokens in all, launched as a graph."""
+    """GPU seconds of a step of b decodes with c context tokens in all, launched as a graph, without an overhang."""
     seconds: float = dense_s(P, part, b, True)
     return seconds + head_s(P, part, b) + decode_attention_s(P, part, b, c)
 

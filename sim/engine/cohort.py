@@ -38,6 +38,7 @@ from sim.engine.layout import (
     WAITING,
 )
 from sim.engine.queues import heap_push, heap_remove, push_waiting, remove_running
+from sim.engine.ragged import join_leaders, leave_leaders
 from sim.jit import jit
 
 
@@ -170,6 +171,7 @@ def join(q: Any, r: Any, i: int) -> None:
     iv[CONTEXT] += q.computed[i]
     r.block_phase[(step + q.blocks[i] * iv[BLOCK] - q.computed[i]) % iv[BLOCK]] += 1
     heap_push(q, r, step + q.output[i] - q.generated[i], i)
+    join_leaders(q, r, i)
 
 
 @jit
@@ -177,6 +179,7 @@ def leave(q: Any, r: Any, i: int) -> None:
     """Member i leaves the cohort with its counters brought up to date."""
     iv = r.iv
     heap_remove(q, r, i)
+    leave_leaders(q, r, i)
     if iv[STEP] > q.joined[i]:
         if iv[N_EPOCH] > 0 and iv[STEP] > q.joined[i] + 1:
             longest = r.epoch_max[_epoch_of(r, q.joined[i] + 1)]

@@ -20,6 +20,8 @@ from sim.cost.step import (
     fused_saving_s,
     head_s,
     head_sm,
+    overhang_s,
+    overhang_sm,
     prefill_attention_s,
     prefill_attention_sm,
     step_s,
@@ -72,6 +74,7 @@ from sim.engine.layout import (
     N_STEPLOG,
     N_WAIT,
     NOW,
+    OVERHANG,
     PAIRS,
     PREFILL_KV,
     REPEAT,
@@ -84,6 +87,7 @@ from sim.engine.layout import (
     WHOLE_GPU,
 )
 from sim.engine.queues import push_waiting
+from sim.engine.ragged import measure_overhang
 from sim.engine.sm_time import count_step
 from sim.engine.steps import commit_chunk, commit_decode, form_cohort, log_step, off_coverage, take_chunk
 from sim.jit import jit
@@ -177,7 +181,7 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     if batch > 0:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
-        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+        attention = _decodes_sm(r, p, batch, context)
         sm_s = fv[IN_SM_S] + attention
         iv[GRAPH_LAUNCHES] += 1
     else:
@@ -212,6 +216,13 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
 
 
 @jit
+def _decodes_sm(r: Any, p: Any, batch: int, context: int) -> float:
+    """SM-seconds of the attention of the cohort, which is `batch`."""
+    sm_s = decode_attention_sm(p, WHOLE_GPU, batch, context)
+    return float(sm_s + overhang_sm(p, WHOLE_GPU, batch, r.iv[OVERHANG]))
+
+
+@jit
 def count_in_flight(q: Any, r: Any, p: Any, now: float) -> None:
     """Add what the step in flight has used until `now`: for a copy of the state, since its commit adds the whole."""
     iv, fv = r.iv, r.fv
@@ -221,7 +232,7 @@ def count_in_flight(q: Any, r: Any, p: Any, now: float) -> None:
     end, gpu_s = r.ends[n], r.step_gpu_s[n]
     batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
     if iv[IN_CHUNKS] == 0:
-        attention = decode_attention_sm(p, WHOLE_GPU, batch, iv[CONTEXT] + batch)
+        attention = _decodes_sm(r, p, batch, iv[CONTEXT] + batch)
         sm_s = fv[IN_SM_S] + attention
     else:
         sm_s, attention = r.step_sm_s[n], r.step_attention_sm_s[n]
@@ -251,6 +262,7 @@ def execute(q: Any, r: Any, a: Any, p: Any, look_ahead: float) -> bool:
     if a.iv[DECODE_ALL] == 1 and iv[COHORT] + iv[N_READY] > 0:
         form_cohort(q, r, a)
         batch = iv[COHORT]
+        measure_overhang(q, r, p, chunks == 0)
         need = r.block_phase[iv[STEP] % iv[BLOCK]]
         if need > iv[FREE]:
             fail(r, E_BLOCKS, r.heap_id[0] if batch > 0 else 0)
@@ -293,7 +305,8 @@ def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_a
     iv = r.iv
     steps = _most_steps(q, r, a, batch)
     context, step, free = iv[CONTEXT] + batch, iv[STEP], iv[FREE]
-    host_s, gap_s = p.host_eager_s[iv[IN_CHUNKS] + batch], p.gap_eager_s[0]
+    rows = iv[IN_CHUNKS] + batch
+    host_s, gap_s = p.host_eager_s[rows], p.gap_eager_s[rows]
     r.fv[IN_HOST_S] = host_s
     iv[IN_FALLBACK] = fallback_code(p, iv[IN_CHUNKS]) if batch > 0 and p.mix_on == 1 else 0
     end, n, done = now, 0, 0
@@ -323,14 +336,16 @@ def _price_chunked(q: Any, r: Any, p: Any, n: int, done: int, batch: int, contex
         prefill_s += prefill_attention_s(p, WHOLE_GPU, size, history)
         prefill_sm += prefill_attention_sm(p, WHOLE_GPU, size, history)
         pairs += size * history + size * (size + 1) // 2
-    r.step_gpu_s[n] = chunked_pass_s(p, WHOLE_GPU, chunks, tokens, pairs, prefill_s, batch, context)
+    over = iv[OVERHANG]
+    r.step_gpu_s[n] = chunked_pass_s(p, WHOLE_GPU, chunks, tokens, pairs, prefill_s, batch, context, over)
     sm_s = dense_sm(p, WHOLE_GPU, tokens + batch, False) + head_sm(p, WHOLE_GPU, chunks + batch) + prefill_sm
     attention = 0.0
     if batch > 0:
-        attention = decode_attention_sm(p, WHOLE_GPU, batch, context)
+        attention = _decodes_sm(r, p, batch, context)
         if p.mix_on == 1:
             # what runs beside prefill does not hold SMs of its own
             apart_s = prefill_s + decode_attention_s(p, WHOLE_GPU, batch, context)
+            apart_s += overhang_s(p, WHOLE_GPU, batch, over)
             saved = fused_saving_s(p, chunks, tokens, pairs, batch, context, apart_s)
             attention -= min(attention, max(0.0, saved) * iv[SMS])
         sm_s += attention
@@ -344,16 +359,17 @@ def _price_decodes(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: f
     look-ahead."""
     iv = r.iv
     context, step, free = iv[CONTEXT] + batch, iv[STEP], iv[FREE]
-    host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[0]
+    host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[batch]
     steps = min(a.iv[REPEAT], BURST_CAP, r.heap_key[0] - step)
     # but for attention, all steps of a batch are alike
     fixed_s = dense_s(p, WHOLE_GPU, batch, True) + head_s(p, WHOLE_GPU, batch)
+    over_s = overhang_s(p, WHOLE_GPU, batch, iv[OVERHANG])
     r.fv[IN_SM_S] = dense_sm(p, WHOLE_GPU, batch, True) + head_sm(p, WHOLE_GPU, batch)
     r.fv[IN_HOST_S] = host_s
     end, n = now, 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
-        gpu_s = fixed_s + decode_attention_s(p, WHOLE_GPU, batch, context)
+        gpu_s = fixed_s + (decode_attention_s(p, WHOLE_GPU, batch, context) + over_s)
         end += step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
         r.step_gpu_s[n] = gpu_s
         r.ends[n] = end

@@ -379,6 +379,12 @@ def _count_lane(r: Any, lane: int) -> None:
 
 
 @jit
+def _on_gpu(part: float, slow: float) -> float:
+    """Share of a launch's time that it is on the GPU: `part` of its time alone, stretched by its own slowdown."""
+    return part * slow / (1.0 + part * (slow - 1.0))
+
+
+@jit
 def _set_rates(r: Any, x: Any) -> None:
     """Slowdowns of what is in flight now."""
     iv, fv = r.iv, r.fv
@@ -392,17 +398,19 @@ def _set_rates(r: Any, x: Any) -> None:
     tokens, history = iv[n + LANE_TOKENS], iv[n + LANE_CONTEXT] // max(1, iv[n + LANE_CHUNKS])
     batch = iv[m + LANE_BATCH]
     mean = iv[m + LANE_CONTEXT] // batch
-    slow = pair_factor(x, x.factor_prefill, config, tokens, history, batch, mean)
-    # only the GPU's part of a launch is slowed by the neighbour
+    whole = pair_factor(x, x.factor_prefill, config, tokens, history, batch, mean)
+    slow_decode = pair_factor(x, x.factor_decode, config, tokens, history, batch, mean)
+    # only the GPU's part of a launch is slowed by the neighbour, and only while that is on the GPU, too
     f = LANES_F
     part = min(1.0, fv[f + LANE_GPU] / fv[f + LANE_SOLO])
+    beside = min(1.0, fv[f + LANE_FLOATS + LANE_GPU] / fv[f + LANE_FLOATS + LANE_SOLO])
+    slow = 1.0 + (whole - 1.0) * _on_gpu(beside, slow_decode)
+    slow_decode = 1.0 + (slow_decode - 1.0) * _on_gpu(part, whole)
     factor = 1.0 + (slow - 1.0) * part
     _set_rate(r, PREFILL_LANE, factor, (slow - 1.0) * part / factor)
     fv[f + LANE_LENDS] = 0.0
-    slow = pair_factor(x, x.factor_decode, config, tokens, history, batch, mean)
     f += LANE_FLOATS
-    part = min(1.0, fv[f + LANE_GPU] / fv[f + LANE_SOLO])
-    speed = 1.0
+    slow, part, speed = slow_decode, beside, 1.0
     if iv[LENDING] == 1:
         # prefill's tails, spread over its solo time, work for decode as so many SMs more
         idle = max(0.0, fv[LANES_F + LANE_GPU] * r.policy_sms[iv[n + LANE_PART]] - fv[LANES_F + LANE_SM])

@@ -15,6 +15,8 @@ from sim.cost.step import (
     fused_saving_s,
     head_s,
     head_sm,
+    overhang_s,
+    overhang_sm,
     prefill_attention_s,
     prefill_attention_sm,
     step_s,
@@ -84,6 +86,7 @@ from sim.engine.layout import (
     N_CHUNKS,
     N_PREEMPT,
     NOW,
+    OVERHANG,
     OVERRUN_BLOCKS,
     P_DELAY_NS,
     P_LAYERS,
@@ -104,6 +107,7 @@ from sim.engine.layout import (
     UNPOLLED,
     WHOLE_GPU,
 )
+from sim.engine.ragged import measure_overhang
 from sim.engine.steps import form_cohort, off_coverage, take_chunk
 from sim.jit import jit
 
@@ -296,6 +300,7 @@ def _join_decodes(q: Any, r: Any, a: Any, p: Any, lane: int, steps: int) -> int:
     iv[CHAIN_LEFT] = steps - 1
     iv[CHAIN_AT] = 0
     iv[IN_DECODE] = 1
+    measure_overhang(q, r, p, lane == DECODE_LANE)
     n = LANES + lane * LANE_INTEGERS
     iv[n + LANE_BATCH] = batch
     iv[n + LANE_CONTEXT] = iv[CONTEXT] + batch
@@ -311,6 +316,7 @@ def _fused_saving_s(q: Any, r: Any, p: Any, part: int, batch: int, context: int)
     iv[IN_FALLBACK] = fallback_code(p, iv[IN_CHUNKS])
     iv[FAST_PATHS + iv[IN_FALLBACK]] += 1
     pairs, apart_s = 0, decode_attention_s(p, part, batch, context)
+    apart_s += overhang_s(p, part, batch, iv[OVERHANG])
     for c in range(iv[IN_CHUNKS]):
         size, history = r.chunk_tokens[c], q.computed[r.chunk_id[c]]
         pairs += size * history + size * (size + 1) // 2
@@ -356,7 +362,9 @@ def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
         sm_s += head_sm(p, part, rows)
     if kind == MIXED_ITEM:
         gpu_s += decode_attention_s(p, part, batch, iv[n + LANE_CONTEXT])
+        gpu_s += overhang_s(p, part, batch, iv[OVERHANG])
         att = decode_attention_sm(p, part, batch, iv[n + LANE_CONTEXT])
+        att += overhang_sm(p, part, batch, iv[OVERHANG])
         saved = _fused_saving_s(q, r, p, part, batch, iv[n + LANE_CONTEXT])
         gpu_s -= saved
         att -= min(att, max(0.0, saved) * iv[SMS])
@@ -368,7 +376,7 @@ def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
             history += q.computed[r.chunk_id[c]]
         iv[n + LANE_CONTEXT] = history
     # a pass in groups has one pass's host time and gap
-    host_s, gap_s = p.host_eager_s[rows] * share, p.gap_eager_s[0] * share
+    host_s, gap_s = p.host_eager_s[rows] * share, p.gap_eager_s[rows] * share
     _start(r, a, p, PREFILL_LANE, kind, part, gpu_s, sm_s, att, host_s, gap_s)
 
 
@@ -385,12 +393,15 @@ def launch_decode(q: Any, r: Any, a: Any, p: Any) -> None:
     iv[n + LANE_TOKENS] = 0
     iv[n + LANE_CHUNKS] = 0
     iv[FLAGGED] += off_coverage(q, r, p, 0, batch, context)
-    gpu_s = decode_pass_s(p, part, batch, context)
-    sm_s = decode_pass_sm(p, part, batch, context)
-    att = decode_attention_sm(p, part, batch, context)
-    _start(r, a, p, DECODE_LANE, DECODE_ITEM, part, gpu_s, sm_s, att, p.host_graph_s[batch], p.gap_graph_s[0])
+    over, over_sm = overhang_s(p, part, batch, iv[OVERHANG]), overhang_sm(p, part, batch, iv[OVERHANG])
+    gpu_s = decode_pass_s(p, part, batch, context) + over
+    sm_s = decode_pass_sm(p, part, batch, context) + over_sm
+    att = decode_attention_sm(p, part, batch, context) + over_sm
+    host_s, gap_s = p.host_graph_s[batch], p.gap_graph_s[batch]
+    _start(r, a, p, DECODE_LANE, DECODE_ITEM, part, gpu_s, sm_s, att, host_s, gap_s)
     if a.iv[LEND] == 1:
         whole = decode_pass_s(p, WHOLE_GPU, batch, context)
+        whole += overhang_s(p, WHOLE_GPU, batch, iv[OVERHANG])
         r.fv[LANES_F + DECODE_LANE * LANE_FLOATS + LANE_FASTER] = max(1.0, gpu_s / whole)
     for k in range(1, steps):
         _price_ahead(r, p, k, part, batch, context + k * batch)
@@ -400,11 +411,12 @@ def launch_decode(q: Any, r: Any, a: Any, p: Any) -> None:
 def _price_ahead(r: Any, p: Any, k: int, part: int, batch: int, context: int) -> None:
     """Step k of those launched at once; the host has launched it while an earlier one ran."""
     at = (k - 1) * CHAIN_WIDTH
-    gpu_s = decode_pass_s(p, part, batch, context)
+    over_sm = overhang_sm(p, part, batch, r.iv[OVERHANG])
+    gpu_s = decode_pass_s(p, part, batch, context) + overhang_s(p, part, batch, r.iv[OVERHANG])
     r.chain[at] = step_s(p, gpu_s, 0.0, 0.0, r.iv[ITERATIONS] + DECODE_LANE + k)
     r.chain[at + 1] = gpu_s
-    r.chain[at + 2] = decode_pass_sm(p, part, batch, context)
-    r.chain[at + 3] = decode_attention_sm(p, part, batch, context)
+    r.chain[at + 2] = decode_pass_sm(p, part, batch, context) + over_sm
+    r.chain[at + 3] = decode_attention_sm(p, part, batch, context) + over_sm
 
 
 @jit

@@ -48,7 +48,10 @@ EVALUATIONS = 56  # splits of the SMs that the policy has priced
 # blocks that came or will come for requests outside the batch; blocks promised to requests; blocks on the host
 HANDED_OVER, HANDED_BLOCKS, INCOMING, RESERVED, ON_HOST = 57, 58, 59, 60, 61
 POLLED, UNPOLLED = 62, 63  # two lanes: is a pass seen done only as a decode step ends; is one unseen?
-FAST_PATHS = 64  # steps with chunks and decodes: fused, and by reason for separate kernels (`sim.cost.fallbacks`)
+# `sim.engine.ragged`: longest members kept in order; by how many tokens the longest stands out, for how many pieces
+N_LEADERS, OVERHANG, OVERHANG_SPARE = 64, 65, 66
+# steps with chunks and decodes: fused, and by reason for separate kernels (`sim.cost.fallbacks`)
+FAST_PATHS = 67
 LANES = FAST_PATHS + 1 + MOST_FALLBACKS  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
 LANE_TOKENS, LANE_CHUNKS, LANE_REASON, LANE_COMMITS = 6, 7, 8, 9
@@ -65,7 +68,8 @@ WAIT_ORDERS = {"fcfs": BY_COMING, "priority": BY_PRIORITY}
 NOW, STEP_START, LAST_END = 0, 1, 2  # last boundary; start of the step in flight; end of the last cohort step
 BUSY_S, GPU_S, HOST_BOUND_S, SWITCH_S, KV_BLOCK_S = 3, 4, 5, 6, 7  # SWITCH_S: price of a lane's new SM set
 WAIT_AREA, WAIT_SINCE, RUN_AREA, RUN_SINCE = 8, 9, 10, 11
-IN_SM_S, IN_HOST_S = 12, 13  # of every step of the launch: SM-seconds of decodes but for attention; host seconds
+# of every step of the launch: SM-seconds of decodes but for attention; host seconds
+IN_SM_S, IN_HOST_S = 12, 13
 # SM-seconds by class (`sim.engine.sm_time`), all launches; then the same fields of the launch just committed
 SM_S, TAIL_SM_S, HOST_SM_S, CONTENTION_SM_S, SWITCH_SM_S, LENT_SM_S = 14, 15, 16, 17, 18, 19
 ATTENTION_SM_S, LOCKSTEP_SM_S = 20, 21
@@ -95,14 +99,17 @@ P_LAYERS, P_PART, P_MIXED, D_LAUNCH, D_PART = 7, 8, 9, 10, 11
 # the plan's chunks; why the plan splits the SMs as it does (a number of the policy's own, for the step log)
 D_STEPS, LEND, PARK, REASON = 12, 13, 14, 15
 P_DELAY_NS, D_DELAY_NS = 16, 17  # host time before the launch's first kernel: deciding, synchronising
-N_JOIN, SWAP = 18, 19  # pools: waiting requests with KV that are to decode; victims go to the host, with their KV
-P_POLL = 20  # the end of the pass is seen, and its tokens appear, only as a decode step ends (if one is running)
+# pools: waiting requests with KV that are to decode; victims go to the host, with their KV
+N_JOIN, SWAP = 18, 19
+# the end of the pass is seen, and its tokens appear, only as a decode step ends (if one is running)
+P_POLL = 20
 PLAN_INTEGERS = 21
 
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512
 LOG_CAP = 1 << 15
 POLICY_SLOTS = 128
+LEADERS = 32  # longest contexts of the cohort that are kept in order
 CHAIN_CAP, CHAIN_WIDTH = 64, 4  # decode steps launched ahead: seconds, of the GPU; SM-seconds, of attention
 
 # errors that a plan can make, Replica.iv[ERROR]
@@ -164,6 +171,10 @@ class Replica(Columns):
     epoch_key: Any  # suffix maxima of the cohort's gaps, see cohort.py
     epoch_max: Any
     epoch_live: Any
+    leader_key: Any  # the cohort's longest contexts, as they would be at step 0, and whose they are
+    leader_id: Any
+    piece: Any  # of these, while the overhang is measured: longest piece, pieces
+    pieces: Any
     chunk_id: Any
     chunk_tokens: Any
     park_id: Any  # chunks of the parked prefill batch
@@ -313,6 +324,10 @@ def make_replica(
         epoch_key=_ints(2 * slots + 2),
         epoch_max=_floats(2 * slots + 2),
         epoch_live=_ints(2 * slots + 2),
+        leader_key=_ints(LEADERS),
+        leader_id=_ints(LEADERS),
+        piece=_ints(LEADERS),
+        pieces=_ints(LEADERS),
         chunk_id=_ints(slots),
         chunk_tokens=_ints(slots),
         park_id=_ints(slots),

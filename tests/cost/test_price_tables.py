@@ -49,7 +49,7 @@ def priced(P: Prices, part: int, launch: Launch, step=step) -> tuple[float, floa
         seconds += step.prefill_attention_s(P, part, q, h) - (P.pre_fixed_s[part] if i else 0.0)
         sm_s += step.prefill_attention_sm(P, part, q, h)
     host, gap = (P.host_graph_s, P.gap_graph_s) if graph else (P.host_eager_s, P.gap_eager_s)
-    return seconds, step.step_s(P, seconds, host[n], gap[0], 0), sm_s
+    return seconds, step.step_s(P, seconds, host[n], gap[n], 0), sm_s
 
 
 launches = st.builds(
@@ -96,7 +96,7 @@ def test_lists_hold_the_same_numbers_to_the_bit():
     }
     arrays = cost.compile(**knobs, compiled=True)
     lists = cost.compile(**knobs, compiled=False)
-    for name, array, plain in zip(Prices._fields, arrays, lists, strict=True):
+    for (name, array), (_, plain) in zip(arrays.items(), lists.items(), strict=True):
         if isinstance(array, np.ndarray):
             assert array.ndim == 1
             assert array.flags.c_contiguous
@@ -118,8 +118,10 @@ def test_table_sizes_are_as_documented():
     assert len(P.pre_s) == len(P.pre_sm) == 4 * P.q_knots * P.h_knots
     assert len(P.pre_qi) == 16385
     assert len(P.pre_fixed_s) == 4
-    assert len(P.host_graph_s) == len(P.host_eager_s) == 601
-    assert len(P.gap_graph_s) == len(P.gap_eager_s) == len(P.noise) == 1
+    assert len(P.host_graph_s) == len(P.host_eager_s) == len(P.gap_graph_s) == len(P.gap_eager_s) == 601
+    assert len(P.over_s) == len(P.over_sm) == 4 * 601
+    assert len(P.spare_graph) == len(P.spare_eager) == 601
+    assert len(P.noise) == 1
 
 
 def test_the_first_partition_is_the_whole_gpu_and_fewer_sms_are_slower():

@@ -222,8 +222,8 @@ def test_time_is_the_longer_of_host_and_gpu_plus_what_cannot_be_hidden(name: str
             **made,
             "host_graph_s": 0.5 * rows,
             "host_eager_s": 3.0 * rows,
-            "gap_graph_s": np.array([0.125]),
-            "gap_eager_s": np.array([0.25]),
+            "gap_graph_s": np.full(max_seqs + 1, 0.125),
+            "gap_eager_s": np.full(max_seqs + 1, 0.25),
         }
 
     records = run(name, workload([0.0], [10], [3]), tables)

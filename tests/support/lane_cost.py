@@ -13,8 +13,8 @@ from sim.cost.prices import Prices
 from sim.cost.shapes import Floats, Launch
 
 PER_PARTITION = (
-    *("dense_graph_s", "dense_eager_s", "head_s", "dec_a", "dec_b", "pre_s", "pre_fixed_s"),
-    *("dense_graph_sm", "dense_eager_sm", "head_sm", "dec_sm_a", "dec_sm_b", "pre_sm"),
+    *("dense_graph_s", "dense_eager_s", "head_s", "dec_a", "dec_b", "pre_s", "pre_fixed_s", "over_s"),
+    *("dense_graph_sm", "dense_eager_sm", "head_sm", "dec_sm_a", "dec_sm_b", "pre_sm", "over_sm"),
 )
 
 
@@ -74,8 +74,8 @@ def lane_tables(
             "dense_graph_s": np.full(max_tokens + 1, step_s),
             "host_graph_s": np.full(max_seqs + 1, host_s),
             "host_eager_s": np.full(max_seqs + 1, host_s),
-            "gap_graph_s": np.array([gap_s]),
-            "gap_eager_s": np.array([gap_s]),
+            "gap_graph_s": np.full(max_seqs + 1, gap_s),
+            "gap_eager_s": np.full(max_seqs + 1, gap_s),
         }
 
     return tables

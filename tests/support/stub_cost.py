@@ -15,6 +15,7 @@ from sim.cost.profiled import ProfiledCost
 
 TICK = 2.0**-20  # a second in binary fractions: sums of ticks are exact in any order
 PRE_SHIFT = DEC_SHIFT = 4
+SLOTS = 4  # pieces of contexts that a decode step of these tables has room for
 
 
 @lru_cache(maxsize=1)
@@ -82,6 +83,11 @@ def rough_tables(unit: float, wobble: bool = False) -> Callable[[int, int, int],
             "dec_b": unit * slope.ravel().astype(np.float64),
             "dec_sm_a": unit * np.where(n[:, None] > 0, base, 0).ravel().astype(np.float64),
             "dec_sm_b": unit * slope.ravel().astype(np.float64),
+            "over_on": 1,
+            "over_s": unit * (1.0 + n % 3),
+            "over_sm": unit * (n > 0),
+            "spare_graph": np.where(n < 2, -1, np.maximum(SLOTS - 2 * (-(-n // 2)), 0)),
+            "spare_eager": np.where(n < 2, -1, np.maximum(SLOTS - n, 0)),
             "pre_qi": np.clip(np.searchsorted(q_knots, m, side="right") - 1, 0, 2).astype(np.int64),
             "pre_hi": np.array([0] + [1] * 7 + [2], np.int64),
             "pre_q": q_knots,
@@ -93,8 +99,8 @@ def rough_tables(unit: float, wobble: bool = False) -> Callable[[int, int, int],
             "pre_fixed_s": np.array([unit * 6.0]),
             "host_graph_s": unit * (215.0 + 5 * n),
             "host_eager_s": unit * (300.0 + 9 * n),
-            "gap_graph_s": np.array([unit * 13.0]),
-            "gap_eager_s": np.array([unit * 29.0]),
+            "gap_graph_s": unit * (13.0 + 2 * n),
+            "gap_eager_s": unit * (29.0 + 3 * n),
             "noise": factors if wobble else np.ones(1),
         }
 
