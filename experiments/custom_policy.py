@@ -40,4 +40,6 @@ class ShortestFirst:
                 break
             chunks.append((int(i), size))
             budget, free = budget - size, free - view.blocks_for(size)
-        return Plan([Mixed(chunks)] if chunks else [Decode()])
+        if chunks:
+            return Plan([Mixed(chunks)])
+        return Plan([Decode()], repeat_for=1 if len(waiting) else 100)  # unasked, until somebody comes or finishes

@@ -111,7 +111,9 @@ class Batch:
     @cached_property
     def left_tokens(self) -> NDArray[np.int64]:
         """Prompt tokens yet to be computed; 0 for those that decode."""
-        return np.maximum(self.target_tokens - self.computed_tokens, 0)
+        phase, target, computed = self._q.phase, self._q.target, self._q.computed
+        left = [target[i] - computed[i] if phase[i] <= PREFILL else 0 for i in self._rows]
+        return np.array(left, np.int64)
 
     @cached_property
     def generated_tokens(self) -> NDArray[np.int64]:
