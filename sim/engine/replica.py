@@ -54,6 +54,7 @@ class OneLane:
 
     def __init__(self, hot: HotCode, q: Any, r: Any, p: Any, believe: Callable[[], tuple[Any, Any]]) -> None:
         self.q, self.r, self.p, self._believe = q, r, p, believe
+        self.shown = hot.shown(r)  # the same, for single reads and writes
         self._bind(hot)
 
     @cached_property
@@ -80,12 +81,14 @@ class OneLane:
 
     def wake_up(self, now: float) -> None:
         """An idle lane decides at `now`, not at its last boundary."""
-        if self.r.iv[BUSY] == 0:
-            self.r.fv[NOW] = max(self.r.fv[NOW], now)
+        r = self.shown
+        if r.iv[BUSY] == 0 and now > r.fv[NOW]:
+            r.fv[NOW] = now
 
     def due(self) -> float:
         """End of what is in flight; infinite if nothing is."""
-        return float(self.r.ends[self.r.iv[BURST] - 1]) if self.r.iv[BUSY] == 1 else math.inf
+        r = self.shown
+        return float(r.ends[r.iv[BURST] - 1]) if r.iv[BUSY] == 1 else math.inf
 
     def count_in_flight(self, r: Any, now: float) -> None:
         """Add to `r`, a copy of the replica, the SM time that what is in flight has used until `now`."""
@@ -93,7 +96,7 @@ class OneLane:
 
     def decides_at(self, now: float) -> float:
         """When a request that has just arrived is first looked at."""
-        return min(self.due(), now) if self.r.iv[BUSY] == 0 else self.due()
+        return now if self.shown.iv[BUSY] == 0 else self.due()
 
 
 class TwoLanes(OneLane):
@@ -132,7 +135,7 @@ class TwoLanes(OneLane):
 
     def decides_at(self, now: float) -> float:
         """At once if a lane is idle."""
-        return now if self.r.iv[DUE] == 1 else self.due()
+        return now if self.shown.iv[DUE] == 1 else self.due()
 
 
 class ReplicaProcess:
@@ -174,7 +177,7 @@ class ReplicaProcess:
         self.gap_ends: list[np.ndarray[Any, Any]] = []
         self.steps: list[np.ndarray[Any, Any]] = []
         self._stamp = 0
-        self._wake_s = math.inf
+        self.wake_s = math.inf  # when the lane is next looked at; until then `outstanding` does not change
 
     def settle(self, now: float) -> None:
         """Bring the state up to `now`."""
@@ -183,13 +186,14 @@ class ReplicaProcess:
 
     def advance_to(self, now: float) -> None:
         """Bring the state up to `now`; a patient replica first takes every decision before."""
-        if self.patient and self._wake_s < now:
-            self._run(self._wake_s, now)
-        if self._wake_s <= now:
+        if self.patient and self.wake_s < now:
+            self._run(self.wake_s, now)
+        if self.wake_s <= now:
             self.settle(now)
 
     def _count(self) -> None:
-        self.outstanding = int(self.r.iv[N_WAIT] + self.r.iv[N_RUN])
+        iv = self.lanes.shown.iv
+        self.outstanding = int(iv[N_WAIT] + iv[N_RUN])
 
     def start(self) -> None:
         """Wake for the first request of the inbox, if there is one."""
@@ -211,11 +215,11 @@ class ReplicaProcess:
 
     def _wake_when_due(self, now: float) -> None:
         due = self.lanes.decides_at(now)
-        if due != self._wake_s:
+        if due != self.wake_s:
             self._wake(due)
 
     def _wake(self, time_s: float) -> None:
-        self._wake_s = time_s
+        self.wake_s = time_s
         if self.patient:
             return
         kind = COMPLETION if self.on_finish else DECISION
@@ -244,8 +248,8 @@ class ReplicaProcess:
 
     def _run(self, now: float, limit: float) -> None:
         """Decide at `now`, and as often as it takes until `limit`."""
-        self._wake_s = math.inf
-        r = self.r
+        self.wake_s = math.inf
+        r = self.lanes.shown
         self.lanes.wake_up(now)
         look_ahead = math.inf if self.look_far or self.on_finish else limit
         while True:

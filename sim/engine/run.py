@@ -152,7 +152,8 @@ class Cluster:
     def _settle(self, now: float) -> None:
         """Bring every replica up to `now`."""
         for replica in self.replicas:
-            replica.advance_to(now)
+            if replica.wake_s <= now:
+                replica.advance_to(now)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         for i in self._routable.tolist():
