@@ -173,3 +173,33 @@ def test_a_class_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
         make_policy("plugin_under_test:Missing")
     with pytest.raises(SimctlError, match="cannot be loaded"):
         make_policy("no_such_module_here:Policy")
+
+
+class Point:
+    """An installed entry point."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name, self.value = name, value
+
+
+def test_a_plug_in_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    module = types.ModuleType("installed_plug_in")
+    module.Plain = Plain  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "installed_plug_in", module)
+    points = [
+        Point("mine", "installed_plug_in:Plain"),
+        Point("broken", "installed_plug_in:Gone"),
+        Point("vllm", "installed_plug_in:Plain"),
+    ]
+    monkeypatch.setattr("sim.policies.entry_points", lambda group: points)
+    made = make_policy({"name": "mine", "size": 4, "label": "four"})
+    assert (made.size, made.label) == (4, "four")
+    # a requested one that breaks is an error, and none takes the place of a built-in
+    with pytest.raises(SimctlError, match="policy 'broken' cannot be loaded"):
+        make_policy("broken")
+    assert make_policy("vllm").mirrors.startswith("vLLM v1")
+    with pytest.raises(SimctlError, match=r"unknown policy 'mime'. Did you mean 'mine'"):
+        make_policy("mime")
