@@ -30,6 +30,7 @@ def analytic_prices(srm: Srm, p: Prices, sizes: Sequence[int], attention_term: b
     Each phase has one alpha, as in the paper; with `attention_term` its attention has another.
     """
     made = {**_prefill(srm, p, sizes, attention_term), **_decode(srm, p, sizes, attention_term)}
+    made["over_s"] = np.zeros(len(p.over_s))  # the form knows the sum of the contexts only
     return p._replace(**{name: np.ascontiguousarray(table.ravel()) for name, table in made.items()})
 
 

@@ -18,7 +18,7 @@ from sim.cost.prices import Prices
 from sim.cost.srm import make_srm
 from sim.errors import SimctlError
 
-TIME_TABLES = ("dense_graph_s", "dense_eager_s", "head_s", "dec_a", "dec_b", "pre_s")
+TIME_TABLES = ("dense_graph_s", "dense_eager_s", "head_s", "dec_a", "dec_b", "over_s", "pre_s")
 TERMS = ("wave_term", "attention_term")
 KINDS = "oracle, analytic, {analytic: {wave_term: true}} or {noisy: {sigma: 0.1}}"
 

@@ -31,6 +31,7 @@ from sim.policies.bullet_prices import (
     decode_part,
     decode_s,
     decode_solo_s,
+    pass_gap_s,
     pass_solo_s,
     prefill_part,
     prefill_s,
@@ -251,10 +252,11 @@ def expect(q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any) -> None:
     both = (prefill or not may_prefill(r)) and (decode or not may_decode(r))
     if prefill:
         share = a.iv[P_LAYERS] / r.iv[MODEL_LAYERS]
-        f[P_SOLO] = (pass_solo_s(q, r, a, b, p_part) + b.gap_eager_s[0]) * share + 1e-9 * a.iv[P_DELAY_NS]
+        whole = pass_solo_s(q, r, a, b, p_part) + pass_gap_s(r, a, b)
+        f[P_SOLO] = whole * share + 1e-9 * a.iv[P_DELAY_NS]
         f[P_SLOW] = 1.0
     if decode:
-        f[D_SOLO] = decode_solo_s(r, b, d_part) + b.gap_graph_s[0] + 1e-9 * a.iv[D_DELAY_NS]
+        f[D_SOLO] = decode_solo_s(r, b, d_part) + b.gap_graph_s[r.policy_i[BATCH]] + 1e-9 * a.iv[D_DELAY_NS]
         f[D_SLOW] = 1.0
     if both and prefill:
         f[P_SLOW] = slowdown(r, y, ki, y.factor_prefill, p_part, d_part)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.cost.pairs import pair_factor
-from sim.cost.step import decode_pass_s, dense_s
-from sim.engine.layout import IN_CHUNKS, MODEL_LAYERS, N_CHUNKS, SMS, WHOLE_GPU
+from sim.cost.step import decode_pass_s, dense_s, overhang_s
+from sim.engine.layout import IN_CHUNKS, MODEL_LAYERS, N_CHUNKS, OVERHANG, SMS, WHOLE_GPU
 from sim.jit import jit
 from sim.policies.bullet_state import (
     ASKED,
@@ -60,7 +60,10 @@ def slowdown(r: Any, y: Any, ki: Any, table: Any, p_part: int, d_part: int) -> f
 def decode_solo_s(r: Any, b: Any, part: int) -> float:
     """Seconds of the decode step at hand, alone on a set, without alpha and gap."""
     batch = r.policy_i[BATCH]
-    return float(max(decode_pass_s(b, part, batch, r.policy_i[CONTEXT_SUM]), b.host_graph_s[batch]))
+    gpu_s = decode_pass_s(b, part, batch, r.policy_i[CONTEXT_SUM]) + overhang_s(
+        b, part, batch, r.iv[OVERHANG]
+    )
+    return float(max(gpu_s, b.host_graph_s[batch]))
 
 
 @jit
@@ -69,7 +72,7 @@ def decode_s(r: Any, b: Any, y: Any, ki: Any, s: int) -> float:
     r.policy_i[ASKED] += 1
     part = decode_part(ki, s)
     slow = slowdown(r, y, ki, y.factor_decode, prefill_part(ki, s), part)
-    return float(r.policy_f[D_ALPHA] * (decode_solo_s(r, b, part) * slow + b.gap_graph_s[0]))
+    return float(r.policy_f[D_ALPHA] * (decode_solo_s(r, b, part) * slow + b.gap_graph_s[r.policy_i[BATCH]]))
 
 
 @jit
@@ -97,10 +100,17 @@ def pass_solo_s(q: Any, r: Any, a: Any, b: Any, part: int) -> float:
 
 
 @jit
+def pass_gap_s(r: Any, a: Any, b: Any) -> float:
+    """What cannot be hidden of the pass at hand, open or planned."""
+    chunks: int = r.iv[IN_CHUNKS] if r.iv[IN_CHUNKS] > 0 else a.iv[N_CHUNKS]
+    return float(b.gap_eager_s[chunks])
+
+
+@jit
 def prefill_s(
     q: Any, r: Any, a: Any, b: Any, y: Any, ki: Any, layers: int, p_part: int, d_part: int
 ) -> float:
     """Seconds of so many layers of the pass at hand on a set; `d_part`: the decode's set beside it, -1 for none."""
     slow = 1.0 if d_part < 0 else slowdown(r, y, ki, y.factor_prefill, p_part, d_part)
-    whole = pass_solo_s(q, r, a, b, p_part) * slow + b.gap_eager_s[0]
+    whole = pass_solo_s(q, r, a, b, p_part) * slow + pass_gap_s(r, a, b)
     return float(r.policy_f[P_ALPHA] * whole * layers / r.iv[MODEL_LAYERS])

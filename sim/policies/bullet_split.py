@@ -166,7 +166,7 @@ def decode_ratio(r: Any, b: Any, y: Any, ki: Any, s: int) -> float:
     """The same for decode: its step over the same alone on all SMs; or TPOT of the tail over its limit."""
     step = decode_s(r, b, y, ki, s)
     if ki[BALANCE] == BY_SLOWDOWN:
-        alone = decode_solo_s(r, b, decode_part(ki, WHOLE)) + b.gap_graph_s[0]
+        alone = decode_solo_s(r, b, decode_part(ki, WHOLE)) + b.gap_graph_s[r.policy_i[BATCH]]
         return float(step / (r.policy_f[D_ALPHA] * alone))
     return tpot_ratio(r, step)
 

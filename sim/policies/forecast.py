@@ -17,6 +17,7 @@ from sim.cost.step import (
     decode_pass_s,
     dense_s,
     head_s,
+    overhang_s,
     prefill_attention_s,
 )
 from sim.engine.cohort import blocks_now, generated_now
@@ -44,6 +45,7 @@ from sim.engine.layout import (
     N_READY,
     N_RUN,
     N_WAIT,
+    OVERHANG,
     PREFILL,
     PREFILL_LANE,
     RUN_HEAD,
@@ -143,12 +145,14 @@ class Forecast:
                 gpu_s += prefill_attention_s(b, part, min(size, prompt - history), history)
         if decodes > 0:
             gpu_s += passes * decode_attention_s(b, part, decodes, int(self.r.iv[CONTEXT]) + decodes)
-        return float(max(gpu_s, passes * b.host_eager_s[rows]) + passes * b.gap_eager_s[0])
+        return float(max(gpu_s, passes * b.host_eager_s[rows]) + passes * b.gap_eager_s[rows])
 
     def _decode_s(self, batch: int, context: int) -> float:
         b = self.b
-        gpu_s = decode_pass_s(b, self._part(DECODE_LANE), batch, context)
-        return float(max(gpu_s, b.host_graph_s[batch]) + b.gap_graph_s[0])
+        part = self._part(DECODE_LANE)
+        gpu_s = decode_pass_s(b, part, batch, context)
+        gpu_s += overhang_s(b, part, batch, int(self.r.iv[OVERHANG]))
+        return float(max(gpu_s, b.host_graph_s[batch]) + b.gap_graph_s[batch])
 
     def _boundary_s(self, now: float) -> float:
         """Seconds until the decode step in flight lets a prompt in, on one lane."""

@@ -48,4 +48,4 @@ def pass_s(b: Any, part: int, attention_s: float, tokens: int, n: int, batch: in
     rows = n + batch
     gpu_s = dense_s(b, part, tokens + batch, False) + head_s(b, part, rows) + attention_s
     gpu_s += decode_attention_s(b, part, batch, context)
-    return float(max(gpu_s, b.host_eager_s[rows]) + b.gap_eager_s[0])
+    return float(max(gpu_s, b.host_eager_s[rows]) + b.gap_eager_s[rows])
