@@ -17,7 +17,7 @@ from sim.cost.attention import AttentionMode
 from sim.cost.step import chunked_pass_s, prefill_attention_s
 from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
-from sim.engine.layout import N_CHUNKS, REPEAT, WHOLE_GPU
+from sim.engine.layout import N_CHUNKS, OVERHANG, REPEAT, WHOLE_GPU
 from sim.jit import jit
 from sim.policies.base import Knob
 from sim.policies.predict import next_batch, next_context
@@ -27,6 +27,7 @@ from sim.policies.targets import target_s
 
 MAX_CHUNK, LEAST_CHUNK = 4, 5  # behind Sarathi's integers
 STEP_LIMIT_S = 0
+NO_LIMIT_S = 1e9  # limits beyond are none
 ROW_TILE = 64  # a chunk is cut to whole rows of the kernel's smaller tile
 KERNEL = "POD-Attention, arXiv:2410.18038"
 
@@ -41,7 +42,7 @@ def planned_tokens(a: Any) -> int:
 
 
 @jit
-def step_with_s(q: Any, b: Any, a: Any, tokens: int, batch: int, context: int) -> float:
+def step_with_s(q: Any, r: Any, b: Any, a: Any, tokens: int, batch: int, context: int) -> float:
     """Seconds that a step of the first `tokens` of the plan's prompt tokens beside the decodes is believed to take."""
     left, chunks, pairs, attention_s = tokens, 0, 0, 0.0
     for c in range(a.iv[N_CHUNKS]):
@@ -51,8 +52,9 @@ def step_with_s(q: Any, b: Any, a: Any, tokens: int, batch: int, context: int) -
             pairs += size * history + size * (size + 1) // 2
             chunks += 1
             left -= size
-    gpu_s = chunked_pass_s(b, WHOLE_GPU, chunks, tokens, pairs, attention_s, batch, context)
-    return max(gpu_s, b.host_eager_s[chunks + batch]) + b.gap_eager_s[0]
+    over, rows = r.iv[OVERHANG], chunks + batch
+    gpu_s = chunked_pass_s(b, WHOLE_GPU, chunks, tokens, pairs, attention_s, batch, context, over)
+    return float(max(gpu_s, b.host_eager_s[rows]) + b.gap_eager_s[rows])
 
 
 @jit
@@ -77,13 +79,13 @@ def _bounded(q: Any, r: Any, a: Any, b: Any, ki: Any, kf: Any, tokens: int) -> i
     if batch <= 0 or tokens <= ki[LEAST_CHUNK]:
         return tokens
     limit_s, context = kf[STEP_LIMIT_S], next_context(q, r, a)
-    if step_with_s(q, b, a, tokens, batch, context) <= limit_s:
+    if limit_s > NO_LIMIT_S or step_with_s(q, r, b, a, tokens, batch, context) <= limit_s:
         return tokens
     # the longest whole number of row tiles within the limit
     low, high = 0, (tokens - 1) // ROW_TILE
     while low < high:
         middle = (low + high + 1) // 2
-        if step_with_s(q, b, a, middle * ROW_TILE, batch, context) <= limit_s:
+        if step_with_s(q, r, b, a, middle * ROW_TILE, batch, context) <= limit_s:
             low = middle
         else:
             high = middle - 1
@@ -94,11 +96,13 @@ def _bounded(q: Any, r: Any, a: Any, b: Any, ki: Any, kf: Any, tokens: int) -> i
 def plan(q: Any, r: Any, a: Any, b: Any, ki: Any, kf: Any) -> None:
     """Sarathi's step, with its chunks cut to the bounds."""
     sarathi_plan(q, r, a, ki, kf)
-    if a.iv[N_CHUNKS] == 0 or (ki[MAX_CHUNK] == 0 and kf[STEP_LIMIT_S] > 1e9):
+    limited = kf[STEP_LIMIT_S] <= NO_LIMIT_S
+    if a.iv[N_CHUNKS] == 0 or not (limited or ki[MAX_CHUNK] > 0):
         return
     planned = planned_tokens(a)
     allowed = _bounded(q, r, a, b, ki, kf, planned)
-    a.iv[REPEAT] = 1
+    if limited:
+        a.iv[REPEAT] = 1  # the next chunk has more history, and may have to be shorter
     if allowed < planned:
         cut_chunks(a, allowed)
 

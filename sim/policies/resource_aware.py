@@ -71,7 +71,7 @@ def _choose(q: Any, r: Any, a: Any, b: Any, ki: Any, kf: Any, batch: int, contex
         at = combination(n, keys, batch * ki[KV_HEADS], ki[SLOTS], context)
         latency_s = r.policy_f[TABLE + at]
         if latency_s == 0.0:
-            latency_s = step_with_s(q, b, a, tokens, batch, context) * (1.0 + kf[MARGIN])
+            latency_s = step_with_s(q, r, b, a, tokens, batch, context) * (1.0 + kf[MARGIN])
         if latency_s <= kf[TBT_S]:
             r.policy_i[RUNNING] = at
             return tokens

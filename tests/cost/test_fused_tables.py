@@ -52,7 +52,7 @@ def test_the_ratio_is_continuous_beyond_the_knots():
 def step(p, chunks=1, q=512, h=8000, b=64, mean=8000):
     pairs = q * h + q * (q + 1) // 2
     apart = prefill_attention_s(p, 0, q, h)
-    return chunked_pass_s(p, 0, chunks, q, pairs, apart, b, b * mean)
+    return chunked_pass_s(p, 0, chunks, q, pairs, apart, b, b * mean, 0)
 
 
 def test_only_steps_with_both_kinds_change():
@@ -119,6 +119,7 @@ class Surface:
 
     variants: tuple[str, ...] = ("batch_pod",)
     label: str = "measured"
+    heads: tuple[int, int, int] = (32, 8, 128)
 
     def base(self, variant: str) -> str:
         return "fa2"
@@ -142,6 +143,11 @@ def test_what_was_measured_comes_before_the_model():
     assert spec.fused_label(mode).startswith("extrapolated from ")
     assert cost.fused_label(AttentionMode("pod", "artefact")).startswith("extrapolated from ")
     assert spec.fused_label() == ""
+    # other heads were not measured
+    yi = load_cost("yi-6b", "h200-sxm", "spec")
+    assert replace(yi, profile=replace(yi.profile, fused=Surface())).fused_label(mode) == spec.fused_label(
+        mode
+    )
 
 
 def test_lists_hold_the_same_ratios():
