@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from sim.cost import shapes
 from sim.cost.pairs import pair_factor
-from sim.cost.step import decode_attention_s, decode_pass_s, dense_s, head_s, prefill_attention_s
+from sim.cost.step import (
+    decode_attention_s,
+    decode_pass_s,
+    dense_s,
+    head_s,
+    overhang_s,
+    prefill_attention_s,
+)
 from sim.cost.traits import TraitModel, Traits
 from sim.engine.cohort import computed_now, decode_need
 from sim.engine.decisions import Decode, Launch, Mixed, Plan, Prefill
@@ -37,6 +44,7 @@ from sim.engine.layout import (
     LAYERS_DONE,
     N_WAIT,
     NOW,
+    OVERHANG,
     PREFILL,
     READY,
     RUN_HEAD,
@@ -306,11 +314,13 @@ class View:
             raise KeyError(f"no SM set of {sms}; there are {self._fixed.sms}")
         batch, context = shape.decode_batch, shape.decode_context_sum
         if not shape.chunks:
-            return float(decode_pass_s(b, part, batch, context)) if batch else 0.0
+            over_s = overhang_s(b, part, batch, self._r.iv[OVERHANG])
+            return float(decode_pass_s(b, part, batch, context) + over_s) if batch else 0.0
         seconds = dense_s(b, part, shape.tokens, False) - (len(shape.chunks) - 1) * b.pre_fixed_s[part]
         for q, h in shape.chunks:
             seconds += prefill_attention_s(b, part, q, h)
         seconds += decode_attention_s(b, part, batch, context)
+        seconds += overhang_s(b, part, batch, self._r.iv[OVERHANG])
         if shape.layers is not None:
             seconds *= (shape.layers[1] - shape.layers[0]) / self.layers
         if shape.layers is None or shape.layers[1] == self.layers:

@@ -20,7 +20,7 @@ import math
 from typing import Any
 
 from sim.cost.pairs import worst_factor
-from sim.cost.step import decode_pass_s, step_s
+from sim.cost.step import decode_pass_s, overhang_s, step_s
 from sim.engine.deployment import Deployment
 from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import (
@@ -32,6 +32,7 @@ from sim.engine.layout import (
     N_PREEMPT,
     N_RUN,
     NOW,
+    OVERHANG,
     P_DELAY_NS,
     P_LAYERS,
     P_PART,
@@ -114,7 +115,7 @@ def choose_group(
     while group < ki[N_SPLITS]:
         group += 1
         part = decode_part(ki, group)
-        gpu_s = decode_pass_s(b, part, batch, context)
+        gpu_s = decode_pass_s(b, part, batch, context) + overhang_s(b, part, batch, r.iv[OVERHANG])
         if kf[GUARD] > 0.0:
             config = y.config[prefill_part(ki, group) * len(y.sms) + part]
             gpu_s *= guard(q, r, a, y, config, planned, batch, context)
