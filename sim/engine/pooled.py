@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.engine.cohort import add_ready, blocks_now, evict, fail
+from sim.engine.cohort import add_ready, blocks_now, evict, fail, preempt
 from sim.engine.lane import execute
 from sim.engine.layout import (
     BLOCK,
@@ -115,10 +115,12 @@ def execute_pooled(q: Any, r: Any, a: Any, p: Any, copy_s: float, look_ahead: fl
     `copy_s`: seconds to move one block between GPU and host. False if nothing was launched.
     """
     copied = 0
-    if a.iv[SWAP] == 1:
-        for n in range(a.iv[N_PREEMPT]):
+    for n in range(a.iv[N_PREEMPT]):
+        if a.iv[SWAP] == 1:
             copied += _swap_out(q, r, a.preempt[n])
-        a.iv[N_PREEMPT] = 0
+        else:
+            preempt(q, r, a.preempt[n], True, r.fv[NOW])
+    a.iv[N_PREEMPT] = 0
     for n in range(a.iv[N_JOIN]):
         copied += _join(q, r, a.join[n])
         if r.iv[ERROR] != 0:

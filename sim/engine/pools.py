@@ -162,9 +162,10 @@ class PooledCluster(Cluster):
     def _finished(self, i: int) -> None:
         self.dispatcher.finished(i)
         if i in self._offered:
-            # its first token was its last: its KV is not wanted anywhere
+            # its first token was its last: its KV is not wanted anywhere, and the next may go
             self._offers[self.decode_of[i]].remove(i)
             self._offered.remove(i)
+            self._pull(int(self.decode_of[i]))
         if self.closed:
             self._issue()
 

@@ -7,7 +7,7 @@ import pytest
 from fingerprint import fingerprint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_runs import PoolCase, pool_cases
+from pool_runs import PoolCase, crowds, pool_cases
 from stub_cost import TICK, rough_tables, stub_cost
 
 from sim.engine import RunRecords
@@ -76,8 +76,8 @@ def check_times(records: RunRecords) -> None:
     assert link["busy_s"] <= wires * max(records.end_s, 1e-9) * (1 + 1e-9) or link["sharing"] == "fifo"
 
 
-@given(case=pool_cases(), options=OPTIONS)
-@settings(max_examples=150, deadline=None)
+@given(case=st.one_of(pool_cases(), crowds()), options=OPTIONS)
+@settings(max_examples=60, deadline=None)
 def test_laws(case: PoolCase, options: dict[str, object]) -> None:
     records = case.run(EXACT, **options)
     check_conservation(records)
@@ -90,14 +90,14 @@ def test_laws(case: PoolCase, options: dict[str, object]) -> None:
     assert sums == pytest.approx({name: records.totals[name] for name in sums})
 
 
-@given(case=pool_cases(), options=OPTIONS)
-@settings(max_examples=100, deadline=None)
+@given(case=st.one_of(pool_cases(), crowds()), options=OPTIONS)
+@settings(max_examples=60, deadline=None)
 def test_bursts_leave_no_trace(case: PoolCase, options: dict[str, object]) -> None:
     assert fingerprint(case.run(UGLY, **options)) == fingerprint(case.run(UGLY, bursts=False, **options))
 
 
 @given(case=pool_cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_run_is_its_inputs(case: PoolCase) -> None:
     first, second = case.run(UGLY), case.run(UGLY)
     assert fingerprint(first) == fingerprint(second)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from stub_cost import StubCost
-from workloads import workloads
+from workloads import workload, workloads
 
 from sim.engine import RunRecords, simulate
 from sim.engine.link import Link
@@ -79,6 +79,36 @@ ENTRIES = {"distserve": distserve_entries(), "splitwise": splitwise_entries()}
 
 
 @st.composite
+def links(draw: st.DrawFn) -> Link:
+    """From a link that is always busy to one that takes no time."""
+    return Link(
+        draw(st.sampled_from([1e8, 1e9, 1e11, float("inf")])),
+        draw(st.sampled_from([0.0, 1e-5, 1e-3])),
+        draw(st.sampled_from(["fair", "fifo"])),
+        draw(st.sampled_from(["layer", "none", None])),
+    )
+
+
+@st.composite
+def crowds(draw: st.DrawFn, policies: tuple[str, ...] = tuple(ENTRIES)) -> PoolCase:
+    """Many requests at nearly one time in pools that hold one to two of the largest: eviction after eviction."""
+    entry = draw(st.one_of([ENTRIES[name] for name in policies]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    n = draw(st.integers(5, 25))
+    span = draw(st.sampled_from([1, 2000, 20_000]))
+    load = workload(
+        np.sort(rng.integers(0, span, n) * 1e-6).tolist(),
+        rng.integers(1, 60, n).tolist(),
+        rng.integers(1, 60, n).tolist(),
+    )
+    size = draw(st.sampled_from([1, 2, 4]))
+    largest = -(-int(np.max(load.prompt_tokens + load.output_tokens)) // size)
+    blocks = int(largest * draw(st.sampled_from([1.0, 1.1, 1.3, 2.0]))) + draw(st.integers(0, 2))
+    counts = {"prefill": draw(st.integers(1, 2)), "decode": draw(st.integers(1, 2))}
+    return PoolCase(load, entry, counts, blocks, size, draw(links()))
+
+
+@st.composite
 def pool_cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(ENTRIES), most: int = 14) -> PoolCase:
     """A run whose pools hold anything from one request to plenty."""
     entry = draw(st.one_of([ENTRIES[name] for name in policies]))
@@ -89,13 +119,7 @@ def pool_cases(draw: st.DrawFn, policies: tuple[str, ...] = tuple(ENTRIES), most
     largest = int(np.max(load.prompt_tokens.astype(int) + load.max_new_tokens + load.output_tokens))
     enough = -(-largest // size)
     blocks = draw(st.one_of(st.integers(max(1, enough // 2), 2 * enough + 2), st.just(20 * enough)))
-    link = Link(
-        draw(st.sampled_from([1e8, 1e9, 1e11, float("inf")])),
-        draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        draw(st.sampled_from(["fair", "fifo"])),
-        draw(st.sampled_from(["layer", "none", None])),
-    )
     counts = {"prefill": draw(st.integers(1, 3)), "decode": draw(st.integers(1, 3))}
     if entry["name"] == "splitwise" and draw(st.booleans()):
         counts["mixed"] = 1
-    return PoolCase(load, entry, counts, blocks, size, link)
+    return PoolCase(load, entry, counts, blocks, size, draw(links()))
