@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     check_folder(folder, options["resume"])
     entries = _entries(study, options["only"])
     loads = _numbers(options["loads"])
-    say = (lambda text: None) if options["quiet"] else (lambda text: click.echo(text, err=True))
+    say = partial(_say, options["quiet"])
     bench = (
         DryBench()
         if options["dry_run"]
@@ -109,6 +110,11 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     if left:
         click.echo(f"{left} cases are left: go on with --resume", err=True)
     return 0
+
+
+def _say(quiet: bool, text: str) -> None:
+    if not quiet:
+        click.echo(text, err=True)
 
 
 def _entries(study: Any, only: tuple[str, ...]) -> list[tuple[Any, str]]:
