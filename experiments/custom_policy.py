@@ -42,4 +42,5 @@ class ShortestFirst:
             budget, free = budget - size, free - view.blocks_for(size)
         if chunks:
             return Plan([Mixed(chunks)])
-        return Plan([Decode()], repeat_for=1 if len(waiting) else 100)  # unasked, until somebody comes or finishes
+        unasked = 1 if len(waiting) else 100  # steps, unless somebody comes or finishes before
+        return Plan([Decode()], repeat_for=unasked)

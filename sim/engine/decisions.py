@@ -45,9 +45,13 @@ Launch = Prefill | Decode | Mixed
 
 @dataclass(frozen=True)
 class Plan:
-    """A decision. `admit` names waiting requests that start (None: those of the chunks); `preempt` are evicted and
-    recomputed later (evictions alone are carried out, and the policy is asked again); `repeat_for`, on one lane, is how many times the same decode plan may repeat unasked; `reason`, on
-    two, is a number of your own for the step log."""
+    """A decision.
+
+    `admit` names waiting requests that start (None: those of the chunks). `preempt` are evicted and recomputed later;
+    evictions alone are carried out, and the policy is asked again. `repeat_for`, on one lane, is how many times the
+    same decode plan may repeat unasked; it ends early when a request arrives or finishes. `reason`, on two lanes, is a
+    number of your own for the step log.
+    """
 
     launches: Sequence[Launch] = ()
     admit: Iterable[int] | None = None

@@ -18,8 +18,9 @@ from sim.engine.lane import begin, execute
 from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import D_LAUNCH, DUE, N_PREEMPT, P_LAYERS
 from sim.engine.replica import OneLane, TwoLanes
+from sim.engine.rows import Rows
 from sim.engine.translate import write_lanes, write_plan
-from sim.engine.view import Fixed, Rows, View
+from sim.engine.view import Fixed, View
 from sim.errors import SimctlError
 from sim.native import HotCode
 

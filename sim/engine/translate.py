@@ -39,7 +39,8 @@ from sim.engine.layout import (
     WAITING,
 )
 from sim.engine.plans import clear_lanes, clear_plan
-from sim.engine.view import Fixed, Rows
+from sim.engine.rows import Rows
+from sim.engine.view import Fixed
 from sim.errors import PlanError
 
 

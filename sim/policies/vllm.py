@@ -32,9 +32,9 @@ from sim.engine.layout import (
     WAIT_HEAD,
 )
 from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
-from sim.engine.queues import more_urgent
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
+from sim.policies.serial import next_victim, take_back
 
 BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT, PRIORITY = 0, 1, 2, 3, 4, 5
 SOURCE = "vllm:vllm/v1/core/sched/scheduler.py"
@@ -79,42 +79,6 @@ def _running_in_bulk(q: Any, r: Any, a: Any, ki: Any) -> int:
 
 
 @jit
-def _next_victim(q: Any, r: Any, a: Any, by_priority: bool) -> int:
-    """The last running request, or the least urgent one, that is not evicted yet."""
-    worst, i = -1, r.iv[RUN_TAIL]
-    while i >= 0:
-        if not is_victim(a, i) and (worst < 0 or more_urgent(q, worst, i)):
-            worst = i
-            if not by_priority:
-                return worst
-        i = q.prev[i]
-    return worst
-
-
-@jit
-def _take_back(q: Any, r: Any, a: Any, victim: int, at: int) -> tuple[int, int]:
-    """Tokens and blocks that this step has given to the victim, which is unscheduled if it stands before `at`."""
-    i = r.iv[RUN_HEAD]
-    while i != victim and i != at:
-        i = q.next[i]
-    if i == at:
-        return 0, 0
-    if q.phase[victim] != PREFILL:
-        return 1, needs_block(q, r, victim)
-    kept, tokens = 0, 0
-    for c in range(a.iv[N_CHUNKS]):
-        if a.chunk_id[c] == victim:
-            tokens = a.chunk_tokens[c]
-        else:
-            a.chunk_id[kept] = a.chunk_id[c]
-            a.chunk_tokens[kept] = a.chunk_tokens[c]
-            a.chunk_reserve[kept] = a.chunk_reserve[c]
-            kept += 1
-    a.iv[N_CHUNKS] = kept
-    return tokens, -(-(q.computed[victim] + tokens) // r.iv[BLOCK]) - q.blocks[victim]
-
-
-@jit
 def _running_in_order(q: Any, r: Any, a: Any, ki: Any) -> int:
     """Walk the running list as the scheduler does, evicting where blocks are short."""
     iv = r.iv
@@ -132,8 +96,8 @@ def _running_in_order(q: Any, r: Any, a: Any, ki: Any) -> int:
             tokens = 1
             need = needs_block(q, r, i)
         while need > free and not evicted:
-            victim = _next_victim(q, r, a, ki[PRIORITY] == 1)
-            tokens_back, blocks_back = _take_back(q, r, a, victim, i)
+            victim = next_victim(q, r, a, ki[PRIORITY] == 1)
+            tokens_back, blocks_back = take_back(q, r, a, victim, i)
             budget += tokens_back
             free += blocks_now(q, r, victim) + blocks_back
             add_victim(a, victim)

@@ -1,4 +1,4 @@
-"""Policies in plain Python on two lanes: a rule gives the same run as the built-in, and mistakes have their sentence."""
+"""Policies in plain Python on two lanes: a rule gives the same run as the built-in, mistakes have their sentence."""
 
 from __future__ import annotations
 

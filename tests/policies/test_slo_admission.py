@@ -1,4 +1,4 @@
-"""Admission by SLO before policies of one lane, of two, and of a user's own: goodput in overload, and an account of it."""
+"""Admission by SLO before policies of one lane, of two, and a user's own: goodput in overload, and an account of it."""
 
 from __future__ import annotations
 
