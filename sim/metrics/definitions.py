@@ -109,7 +109,9 @@ def _limits(slo_class: pd.Series[str], slo: Slo, key: str) -> Floats:
     return np.array([np.inf if bound is None else float(bound) for bound in given])[codes]
 
 
-def weighted_percentiles(values: Floats, counts: NDArray[np.integer[Any]], q: tuple[float, ...]) -> list[float]:
+def weighted_percentiles(
+    values: Floats, counts: NDArray[np.integer[Any]], q: tuple[float, ...]
+) -> list[float]:
     """Percentiles of the sample that holds `values[i]` `counts[i]` times; NaN for an empty one.
 
     The same numbers as `numpy.percentile` (method "linear") gives for the expanded sample, which is never made.

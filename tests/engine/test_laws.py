@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fingerprint import fingerprint, standard_runs
+from fingerprint import TIGHT, fingerprint, standard_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_cost import TICK, real_cost, rough_tables, stub_cost
@@ -206,5 +206,9 @@ def test_a_preempted_request_keeps_its_first_token_and_waits_in_its_gaps() -> No
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed: there is nothing to compare")
-def test_compiled_and_interpreted_runs_are_the_same_to_the_bit() -> None:
-    assert standard_runs(compiled=True) == standard_runs(compiled=False)
+@pytest.mark.parametrize(
+    "name",
+    ["sarathi", *(pytest.param(name, marks=pytest.mark.slow) for name in TIGHT if name != "sarathi")],
+)
+def test_machine_code_and_cpython_give_the_same_bytes(name: str) -> None:
+    assert standard_runs(name, compiled=True) == standard_runs(name, compiled=False)

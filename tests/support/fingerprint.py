@@ -1,4 +1,4 @@
-"""A hash of everything that a run leaves behind, and a fixed set of runs to compare across interpreters."""
+"""A hash of everything that a run leaves behind, and a fixed set of runs to compare by it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,18 @@ def fingerprint(records: RunRecords) -> str:
     return digest.hexdigest()
 
 
-def standard_runs(**options: Any) -> dict[str, str]:
-    """Fingerprints of runs that reach every built-in policy, router and kind of load."""
+# knobs that leave little room, so that requests wait and are evicted
+TIGHT: dict[str, dict[str, Any]] = {
+    "vllm": {"max_num_batched_tokens": 64, "max_num_seqs": 16},
+    "sarathi": {"token_budget": 64, "max_num_seqs": 16},
+    "sglang": {"chunked_prefill_size": 64, "max_running_requests": 16},
+    "vllm-v0": {"max_num_batched_tokens": 1024, "max_num_seqs": 16},
+    "static-batch": {"max_batch_size": 16},
+}
+
+
+def standard_runs(name: str, **options: Any) -> dict[str, str]:
+    """Fingerprints of runs of one policy that reach every router and kind of load."""
     from stub_cost import TICK, real_cost, rough_tables, stub_cost
     from workloads import workload
 
@@ -39,39 +49,18 @@ def standard_runs(**options: Any) -> dict[str, str]:
     n = 150
     arrivals = np.cumsum(rng.exponential(0.002, n)).tolist()
     prompts, outputs = rng.integers(1, 400, n).tolist(), rng.integers(1, 120, n).tolist()
-    tight = {
-        "vllm": {"max_num_batched_tokens": 64, "max_num_seqs": 16},
-        "sarathi": {"token_budget": 64, "max_num_seqs": 16},
-        "sglang": {"chunked_prefill_size": 64, "max_running_requests": 16},
-        "vllm-v0": {"max_num_batched_tokens": 1024, "max_num_seqs": 16},
-        "static-batch": {"max_batch_size": 16},
-    }
+    two = {"replicas": 2, "router": "least-outstanding", "warmup_s": 0.1, "horizon_s": 0.4}
     found = {}
-    for name, knobs in tight.items():
-        for cost_name, cost in (("real", real_cost()), ("stub", stub_cost(rough_tables(TICK, wobble=True)))):
-            for kind, most, more in (
-                ("open", None, {}),
-                ("closed", 20, {}),
-                (
-                    "two",
-                    None,
-                    {"replicas": 2, "router": "least-outstanding", "warmup_s": 0.1, "horizon_s": 0.4},
-                ),
-            ):
-                records = simulate(
-                    workload(arrivals, prompts, outputs, max_concurrency=most),
-                    make_policy({"name": name, **knobs}),
-                    cost,
-                    num_gpu_blocks=1100 if name == "sglang" else 80,
-                    record_steps=True,
-                    **more,
-                    **options,
-                )
-                found[f"{name} {cost_name} {kind}"] = fingerprint(records)
+    for cost_name, cost in (("real", real_cost()), ("stub", stub_cost(rough_tables(TICK, wobble=True)))):
+        for kind, most, more in (("open", None, {}), ("closed", 20, {}), ("two", None, two)):
+            records = simulate(
+                workload(arrivals, prompts, outputs, max_concurrency=most),
+                make_policy({"name": name, **TIGHT[name]}),
+                cost,
+                num_gpu_blocks=1100 if name == "sglang" else 80,
+                record_steps=True,
+                **more,
+                **options,
+            )
+            found[f"{cost_name} {kind}"] = fingerprint(records)
     return found
-
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(standard_runs()))
