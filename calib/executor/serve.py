@@ -65,6 +65,7 @@ class Trail:
                 "decode_batch": len(contexts),
                 "context_sum": sum(contexts),
                 "context_max": max(contexts, default=0),
+                "overhang": work.overhang,
                 "table_s": work.solo_s,
                 **measured,
             }

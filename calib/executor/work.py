@@ -26,6 +26,7 @@ from sim.engine.layout import (
     LANES_F,
     LAYERS_DONE,
     MODEL_LAYERS,
+    OVERHANG,
     PREFILL_ITEM,
     PREFILL_LANE,
     RUN_HEAD,
@@ -39,7 +40,8 @@ FAR_S = 1e15  # solo seconds left of a launch whose end only the device knows
 @dataclass(frozen=True)
 class Work:
     """One launch: prompt chunks (request, new tokens, tokens before them), decodes (request, context with the new
-    token), the model's layers [first, last), the lane and its SMs. `solo_s` is what the tables say it takes alone."""
+    token), the model's layers [first, last), the lane and its SMs. `solo_s` is what the tables say it takes alone;
+    `overhang`: tokens by which the longest decode context stands out (`sim.engine.ragged`)."""
 
     lane: int
     sms: int
@@ -49,6 +51,7 @@ class Work:
     start_s: float
     solo_s: float
     whole: bool  # does it end at the model's last layer?
+    overhang: int = 0
 
     @property
     def rows(self) -> int:
@@ -64,7 +67,8 @@ def on_one_lane(q: Any, r: Any) -> Work | None:
     start = float(fv[STEP_START])
     layers = int(iv[MODEL_LAYERS])
     decodes = _members(q, r) if iv[IN_DECODE] == 1 else ()
-    return Work(0, int(iv[SMS]), (0, layers), _chunks(q, r), decodes, start, float(r.ends[0]) - start, True)
+    solo_s, over = float(r.ends[0]) - start, int(iv[OVERHANG]) if decodes else 0
+    return Work(0, int(iv[SMS]), (0, layers), _chunks(q, r), decodes, start, solo_s, True, over)
 
 
 def end_one_lane(r: Any, end_s: float) -> None:
@@ -91,6 +95,7 @@ def on_lane(q: Any, r: Any, lane: int) -> Work | None:
         float(fv[f + LANE_START]),
         float(fv[f + LANE_SOLO]),
         last == iv[MODEL_LAYERS],
+        0 if alone else int(iv[OVERHANG]),
     )
 
 

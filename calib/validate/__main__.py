@@ -6,14 +6,22 @@ from pathlib import Path
 
 import click
 
-from calib.validate.page import write_pages
+from calib.validate.page import opened, write_pages
+from calib.validate.study import fit_hosts_of
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("docs"), show_default=True)
-def main(folder: Path, output: Path) -> None:
+@click.option(
+    "--hosts-from",
+    type=click.Path(path_type=Path, exists=True),
+    help="Fit the host terms anew from this folder of cases.",
+)
+def main(folder: Path, output: Path, hosts_from: Path | None) -> None:
     """Write fidelity.json and fidelity.md from measured cases; no GPU is needed."""
+    if hosts_from is not None:
+        fit_hosts_of(hosts_from, folder, opened(folder)[1])
     rows = write_pages(folder, output)
     click.echo(f"{len(rows)} rows in {output / 'fidelity.json'}")
 

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from calib.validate.files import finished, read_case
+from calib.validate.hosts import with_hosts
 from calib.validate.replay import Replay, shapes_of
 from sim.config.schema import Experiment
 from sim.cost.profiled import ProfiledCost
@@ -68,6 +69,7 @@ def _group(
 ) -> Group:
     read = [read_case(folder, name) for name in names]
     facts, _, requests = read[0]
+    cost = with_hosts(cost, folder, make_policy(facts["entry"]).lanes)
     logs, predicted = [], []
     for _, steps, _ in read:
         shapes = shapes_of(steps)

@@ -14,9 +14,10 @@ from calib.report.svg import Axis, Series, chart
 from calib.validate.compare import Group, groups_of, ranking, rows_of
 from calib.validate.files import finished, read_case
 from calib.validate.hosts import FILE as HOST_FILE
-from calib.validate.hosts import with_hosts
 from sim.config.load import load_experiment
+from sim.config.schema import Experiment
 from sim.cost import load_cost
+from sim.cost.profiled import ProfiledCost
 from sim.metrics.definitions import latencies
 
 EXPERIMENT = "_experiment.yaml"
@@ -26,8 +27,7 @@ CURVE_POINTS = 100
 
 def write_pages(folder: Path, out: Path) -> list[dict[str, Any]]:
     """Write fidelity.json, fidelity.md and fidelity/*.svg under `out` from the cases in `folder`; returns the rows."""
-    e, _ = load_experiment(folder / EXPERIMENT)
-    cost = with_hosts(load_cost(e.model, e.gpu, e.profile, kernels={"launch": e.kernels.launch}), folder)
+    e, cost = opened(folder)
     groups = sorted(groups_of(e, folder, cost), key=lambda g: (g.policy, g.mode != "open", g.load))
     rows = rows_of(groups)
     pictures = {f"steps-{_slug(g)}.svg": _scatter(g) for g in groups} | {
@@ -41,6 +41,12 @@ def write_pages(folder: Path, out: Path) -> list[dict[str, Any]]:
     (out / "fidelity.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     (out / "fidelity.md").write_text(_page(folder, e, groups, rows), encoding="utf-8")
     return rows
+
+
+def opened(folder: Path) -> tuple[Experiment, ProfiledCost]:
+    """The experiment of a folder of cases, and its prices with the profile's own host terms."""
+    e, _ = load_experiment(folder / EXPERIMENT)
+    return e, load_cost(e.model, e.gpu, e.profile, kernels={"launch": e.kernels.launch})
 
 
 def _slug(group: Group) -> str:

@@ -16,6 +16,7 @@ from sim.cost.step import (
     decode_pass_s,
     dense_s,
     head_s,
+    overhang_s,
     prefill_attention_s,
     step_s,
 )
@@ -26,7 +27,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shape:
-    """A logged launch: new tokens and history of each chunk, decodes and the sum of their contexts."""
+    """A logged launch: new tokens and history of each chunk, decodes, the sum of their contexts, and by how many
+    tokens the longest of them stands out."""
 
     lane: int
     sms: int
@@ -34,6 +36,7 @@ class Shape:
     chunks: tuple[tuple[int, int], ...]
     batch: int
     context: int
+    overhang: int
     start_s: float
     end_s: float
 
@@ -48,6 +51,7 @@ def shapes_of(steps: pd.DataFrame) -> list[Shape]:
             tuple(zip(_numbers(row.q_tokens), _numbers(row.history_tokens), strict=True)),
             int(row.decode_batch),
             int(row.context_sum),
+            int(row.overhang),
             float(row.start_s),
             float(row.end_s),
         )
@@ -57,6 +61,9 @@ def shapes_of(steps: pd.DataFrame) -> list[Shape]:
 
 def _numbers(cell: str) -> list[int]:
     return [int(part) for part in cell.split(";")] if cell else []
+
+
+_Neighbour = tuple[Shape, tuple[float, float]]
 
 
 class Replay:
@@ -89,7 +96,9 @@ class Replay:
         return np.array(
             [
                 self._beside(
-                    shape, solo[i], [shapes[k] for k in lanes[1 - shape.lane] if _meet(shape, shapes[k])]
+                    shape,
+                    solo[i],
+                    [(shapes[k], solo[k]) for k in lanes[1 - shape.lane] if _meet(shape, shapes[k])],
                 )
                 for i, shape in enumerate(shapes)
             ]
@@ -99,29 +108,33 @@ class Replay:
         """(seconds of the whole launch, of these the GPU's) alone on its SMs."""
         p, part = self._p, self._sizes.index(s.sms)
         if not s.chunks:
-            gpu_s = decode_pass_s(p, part, s.batch, s.context)
-            return step_s(p, gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[0], 0), gpu_s
+            gpu_s = decode_pass_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
+            return step_s(p, gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[s.batch], 0), gpu_s
         new, rows = sum(q for q, _ in s.chunks), len(s.chunks) + s.batch
         gpu_s = dense_s(p, part, new + s.batch, False)
         gpu_s += sum(prefill_attention_s(p, part, q, h) for q, h in s.chunks)
         gpu_s -= (len(s.chunks) - 1) * p.pre_fixed_s[part]
-        gpu_s += decode_attention_s(p, part, s.batch, s.context)
+        gpu_s += decode_attention_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
         share = (s.layers[1] - s.layers[0]) / self._layers
         gpu_s *= share
+        gap_s = p.gap_eager_s[rows] * share + (p.gap_group_s if share < 1.0 else 0.0)
         if s.layers[1] == self._layers:
             gpu_s += head_s(p, part, rows)
-        return step_s(p, gpu_s, p.host_eager_s[rows] * share, p.gap_eager_s[0], 0), gpu_s
+        return step_s(p, gpu_s, p.host_eager_s[rows] * share, gap_s, 0), gpu_s
 
-    def _beside(self, shape: Shape, solo: tuple[float, float], neighbours: list[Shape]) -> float:
+    def _beside(self, shape: Shape, solo: tuple[float, float], neighbours: list[_Neighbour]) -> float:
         """Seconds with the slowdowns of the neighbours while they ran, and none between them."""
         total, gpu_s = solo
         now, left = shape.start_s, total
-        for other in sorted(neighbours, key=lambda s: s.start_s):
+        for other, beside_s in sorted(neighbours, key=lambda pair: pair[0].start_s):
             gap = max(0.0, other.start_s - now)
             if left <= gap:
                 return now + left - shape.start_s
             now, left = now + gap, left - gap
-            factor = 1.0 + (self._slowdown(shape, other) - 1.0) * min(1.0, gpu_s / total)
+            # the neighbour counts while it is on the GPU itself, for all of its time but what the host takes
+            host_s = beside_s[0] - min(beside_s)
+            on_gpu = max(0.0, 1.0 - host_s / (other.end_s - other.start_s))
+            factor = 1.0 + (self._slowdown(shape, other) - 1.0) * min(1.0, gpu_s / total) * on_gpu
             together = max(0.0, other.end_s - now)
             if left * factor <= together:
                 return now + left * factor - shape.start_s

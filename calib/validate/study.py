@@ -10,8 +10,10 @@ import yaml
 from calib.validate.files import finished, read_case
 from calib.validate.hosts import fit_hosts, write_hosts
 from calib.validate.page import EXPERIMENT
+from sim.cost.profiled import ProfiledCost
 from sim.errors import SimctlError
-from sim.study.plan import Setting, Study
+from sim.policies import make_policy
+from sim.study.plan import Study
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -27,14 +29,20 @@ def keep_experiment(folder: Path, study: Study) -> None:
     (folder / EXPERIMENT).write_text(yaml.safe_dump(plain, sort_keys=False, width=100), encoding="utf-8")
 
 
-def fit_hosts_of(cases: Path, folder: Path, setting: Setting) -> None:
+def fit_hosts_of(cases: Path, folder: Path, cost: ProfiledCost) -> None:
     """Fit host terms from all cases in `cases`, of another window than those of `folder`, and keep them there."""
     names = finished(cases)
     if not names:
         raise SimctlError(f"--hosts-from {cases}: holds no measured case")
-    logs = pd.concat([read_case(cases, name)[1] for name in names])
-    if "plan_s" not in logs.columns:
-        raise SimctlError(f"--hosts-from {cases}: its cases are of a dry run, which has no host time")
-    cost = setting.cost()
-    source = f"fitted from {len(logs):,} launches of the executor under {len(names)} other runs"
-    write_hosts(folder, fit_hosts(logs, cost.launching.terms, cost.model.layers, source))
+    logs: dict[int, list[pd.DataFrame]] = {}
+    for name in names:
+        facts, steps, _ = read_case(cases, name)
+        if "plan_s" not in steps.columns:
+            raise SimctlError(f"--hosts-from {cases}: its cases are of a dry run, which has no host time")
+        logs.setdefault(make_policy(facts["entry"]).lanes, []).append(steps)
+    fitted = {}
+    for lanes, parts in sorted(logs.items()):
+        rows = pd.concat(parts, ignore_index=True)
+        source = f"fitted from {len(rows):,} launches of the executor on {lanes} lane(s) under {len(parts)} other run(s)"
+        fitted[lanes] = fit_hosts(rows, cost.launching.terms, cost.model.layers, source)
+    write_hosts(folder, fitted)

@@ -95,7 +95,7 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     )
     keep_experiment(folder, study)
     if options["hosts_from"] is not None:
-        fit_hosts_of(options["hosts_from"] / "cases", folder, setting)
+        fit_hosts_of(options["hosts_from"] / "cases", folder, setting.cost())
     cost = with_hosts(setting.cost(), folder)
     say("predicting the policies' capacities")
     cases = expand(setting, entries, loads, options["load_step"], options["repeats"], cost)

@@ -69,7 +69,8 @@ class HostTerms:
     """Host time per step: base + layers x per layer + sequences x per sequence overlap with the GPU, gaps do not.
 
     `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each kernel launched by
-    the host. A gap grows by `gap_per_sequence_s` with each sequence of the step: page tables, plans, tokens.
+    the host. A gap grows by `gap_per_sequence_s` with each sequence of the step: page tables, plans, tokens. A pass
+    launched in groups of layers spends `gap_group_s` more on each: it is decided, launched and waited for by itself.
     """
 
     graph_base_s: float
@@ -82,6 +83,7 @@ class HostTerms:
     gap_eager_s: float
     label: str
     gap_per_sequence_s: float = 0.0
+    gap_group_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         host_eager_s=launching.host_s(sequences, False, layers),
         gap_graph_s=launching.gap_s(sequences, True),
         gap_eager_s=launching.gap_s(sequences, False),
+        gap_group_s=float(launching.terms.gap_group_s),
         noise=np.ones(1),
         **_mixed(key, limits, SERIAL, 16),
         **coverage(cost, limits),

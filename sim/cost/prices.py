@@ -38,7 +38,7 @@ class Prices(Columns):
       (width index i lies between knots i and i+1); `pre_sm` likewise. Several chunks in one pass add up,
       less `pre_fixed_s[p]` (the kernels' fixed cost) for each chunk after the first.
     - host: `host_graph_s[n]`, `host_eager_s[n]`: host time for a step of n sequences that the GPU can overlap;
-      `gap_graph_s[n]`, `gap_eager_s[n]`: time per step that cannot be hidden.
+      `gap_graph_s[n]`, `gap_eager_s[n]`: time per step that cannot be hidden; `gap_group_s`: per group of its layers.
       step = max(host, gpu) + gap.
     - `cover_*`: the largest tokens of a pass, chunk, history, decode batch and mean context that the profile's curves
       cover; steps beyond are counted as flagged.
@@ -87,6 +87,7 @@ class Prices(Columns):
     host_eager_s: Any
     gap_graph_s: Any
     gap_eager_s: Any
+    gap_group_s: float
     mix_on: int
     mix_chunks: int
     mix_reason: int

@@ -377,6 +377,8 @@ def launch_prefill(q: Any, r: Any, a: Any, p: Any) -> None:
         iv[n + LANE_CONTEXT] = history
     # a pass in groups has one pass's host time and gap
     host_s, gap_s = p.host_eager_s[rows] * share, p.gap_eager_s[rows] * share
+    if layers < iv[MODEL_LAYERS]:
+        gap_s += p.gap_group_s
     _start(r, a, p, PREFILL_LANE, kind, part, gpu_s, sm_s, att, host_s, gap_s)
 
 

@@ -43,12 +43,12 @@ def test_a_load_step_is_denser_for_a_stretch_and_loses_no_request() -> None:
 
 
 def shape(lane: int, start: float, end: float, chunks: Any = (), batch: int = 0, sms: int = 66) -> Shape:
-    return Shape(lane, sms, (0, 32), tuple(chunks), batch, 100 * batch, start, end)
+    return Shape(lane, sms, (0, 32), tuple(chunks), batch, 100 * batch, 0, start, end)
 
 
 def test_alone_a_launch_is_priced_as_the_engine_prices_it() -> None:
     cost = real_cost()
-    one = Shape(0, 132, (0, 32), ((512, 0),), 0, 0, 0.0, 1.0)
+    one = Shape(0, 132, (0, 32), ((512, 0),), 0, 0, 0, 0.0, 1.0)
     assert Replay(cost, [one]).seconds([one])[0] == pytest.approx(
         cost.solo(Launch(((512, 0),))).step_s, rel=2e-3
     )
@@ -64,25 +64,46 @@ def test_a_neighbour_slows_only_while_it_runs() -> None:
     assert both == pytest.approx(1.25 * alone)
 
 
-def test_host_terms_are_medians_of_the_log() -> None:
+def test_a_neighbour_in_its_own_host_gap_slows_nobody() -> None:
+    """Decode is on the GPU for half of its time: a slowdown of 2 costs the prefill beside it a half."""
+
+    def tables(*limits: int) -> dict[str, Any]:
+        made = plain_tables(TICK)(*limits)
+        return {**made, "gap_graph_s": made["gap_graph_s"] + TICK}
+
+    cost: Any = lane_cost(tables, factors=(2.0, 1.0))
+    prefill, decode = shape(0, 0.0, 9.0, [(64, 0)]), shape(1, 0.0, 2 * TICK, batch=4)
+    both = Replay(cost, [prefill, decode]).seconds([prefill, decode])[0]
+    assert both == pytest.approx(TICK * 1.5)
+
+
+def test_host_terms_are_fitted_from_the_log() -> None:
+    """A gap for each kind of launch, one for each sequence, one for each group of layers."""
     terms = real_cost().launching.terms
-    gpu_s = [5e-3] * 3 + [12e-3, 12e-3, 0.5e-3]
-    launch_s = [2e-4] * 3 + [3.2e-3, 3.2e-3, 0.8e-3]
-    gaps = [7e-4] * 3 + [1.1e-3] * 3
+    gpu_s = [5e-3] * 6 + [12e-3, 12e-3, 0.5e-3]
+    launch_s = [2e-4] * 6 + [3.2e-3, 3.2e-3, 0.8e-3]
+    batch = [1, 2, 10, 30, 40, 50, 0, 0, 0]
+    base = [7e-4] * 6 + [1.1e-3, 1.1e-3, 0.25 * 1.1e-3 + 2e-4]
+    rows = [*batch[:6], 1, 1, 0.25]
+    gaps = [one + 1e-5 * n for one, n in zip(base, rows, strict=True)]
     log = pd.DataFrame(
         {
-            "launch": ["graph"] * 3 + ["piecewise"] * 3,
+            "launch": ["graph"] * 6 + ["piecewise"] * 3,
+            "q_tokens": [""] * 6 + ["64"] * 3,
+            "decode_batch": batch,
             "start_s": 1.0,
             "end_s": [1.0 + max(g, h) + gap for g, h, gap in zip(gpu_s, launch_s, gaps, strict=True)],
             "gpu_s": gpu_s,
             "launch_s": launch_s,
             "first_layer": 0,
-            "last_layer": [32] * 5 + [8],
+            "last_layer": [32] * 8 + [8],
         }
     )
     found = fit_hosts(log, terms, 32, "fitted from a test")
     assert found.gap_graph_s == pytest.approx(7e-4)
     assert found.gap_eager_s == pytest.approx(1.1e-3)
+    assert found.gap_per_sequence_s == pytest.approx(1e-5)
+    assert found.gap_group_s == pytest.approx(2e-4)
     assert found.piecewise_layer_s == pytest.approx(1e-4)
     assert found.label == "fitted from a test"
 
