@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from calib.validate.files import finished, read_case
 from calib.validate.hosts import with_hosts
-from calib.validate.replay import Replay, shapes_of
+from calib.validate.replay import DECODE_PRIORITY, Replay, shapes_of
 from sim.config.schema import Experiment
 from sim.cost.profiled import ProfiledCost
 from sim.engine import simulate
@@ -105,6 +105,14 @@ def workload_from(requests: pd.DataFrame) -> Workload:
     )
 
 
+def as_run(entry: Any) -> Any:
+    """A policy's entry with the stream that the executor gave its decodes."""
+    if "decode_stream" not in make_policy(entry).knobs:
+        return entry
+    given = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+    return {**given, "decode_stream": DECODE_PRIORITY}
+
+
 def _simulate(
     e: Experiment, facts: Mapping[str, Any], requests: pd.DataFrame, cost: ProfiledCost
 ) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -112,7 +120,7 @@ def _simulate(
     slo = Slo(**e.slo.model_dump(exclude={"classes"}))
     records = simulate(
         workload_from(requests),
-        make_policy(facts["entry"]),
+        make_policy(as_run(facts["entry"])),
         cost,
         num_gpu_blocks=int(facts["num_gpu_blocks"]),
         block_size=16,

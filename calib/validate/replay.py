@@ -63,6 +63,9 @@ def _numbers(cell: str) -> list[int]:
     return [int(part) for part in cell.split(";")] if cell else []
 
 
+# the executor's decode stream, whatever the policy's knob says
+DECODE_PRIORITY = "high"
+
 _Neighbour = tuple[Shape, tuple[float, float]]
 
 
@@ -83,7 +86,7 @@ class Replay:
             compiled=False,
         )
         pairs = _pairs(shapes)
-        self._x: Any = compile_pairs(cost, partitions, pairs) if pairs else None
+        self._x: Any = compile_pairs(cost, partitions, pairs, priority=DECODE_PRIORITY) if pairs else None
 
     def seconds(self, shapes: list[Shape]) -> Floats:
         """Predicted seconds of every launch, in the order given (the order of their ends)."""

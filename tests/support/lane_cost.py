@@ -43,7 +43,12 @@ class LaneCost(StubCost):
         )
 
     def slowdowns(
-        self, a: Sequence[Launch], b: Sequence[Launch], split: tuple[int, int], overlap: int = 0
+        self,
+        a: Sequence[Launch],
+        b: Sequence[Launch],
+        split: tuple[int, int],
+        overlap: int = 0,
+        priority: str = "normal",
     ) -> tuple[Floats, Floats]:
         """The two factors, whatever runs."""
         of_a, of_b = (np.full((len(a), len(b)), factor) for factor in self.factors)
