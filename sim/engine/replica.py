@@ -177,6 +177,7 @@ class ReplicaProcess:
         self.gap_ends: list[np.ndarray[Any, Any]] = []
         self.steps: list[np.ndarray[Any, Any]] = []
         self._stamp = 0
+        self._decided_s = -math.inf
         self.wake_s = math.inf  # when the lane is next looked at; until then `outstanding` does not change
 
     def settle(self, now: float) -> None:
@@ -251,7 +252,11 @@ class ReplicaProcess:
         self.wake_s = math.inf
         r = self.lanes.shown
         self.lanes.wake_up(now)
-        look_ahead = math.inf if self.look_far or self.on_finish else limit
+        look_ahead = math.inf if self.look_far else limit
+        if self.on_finish:
+            # what passed without a disturbance since the last decision says how far ahead it pays to price
+            look_ahead = now + 2.0 * (now - self._decided_s)
+            self._decided_s = now
         while True:
             self.drive(limit, look_ahead)
             if r.iv[ERROR] != 0:
