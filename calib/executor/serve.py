@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from calib.executor.work import Work, end_lane, end_one_lane, hold_lane, on_lane, on_one_lane
 from sim.engine.layout import (
+    CHAIN_LEFT,
     DONE,
     ERROR,
     ERROR_ID,
@@ -17,9 +18,10 @@ from sim.engine.layout import (
     N_DONE,
     N_LOG,
     NOW,
+    PARKED,
     WAITING,
 )
-from sim.errors import PlanError
+from sim.errors import PlanError, SimctlError
 
 
 class Device(Protocol):
@@ -77,8 +79,14 @@ def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
 
     `process` is the engine's replica process of a round-robin cluster of one, made with bursts off; its records
     are read off the cluster afterwards, as after a simulation. `arrivals[i]` is request i's arrival in seconds.
-    Raises PlanError where the policy's plan cannot be carried out.
+    Raises PlanError where the policy's plan cannot be carried out, and SimctlError for what this executor cannot run:
+    fused attention, decode steps launched ahead, parked prefill batches. A dry run before the real one tells.
     """
+    if process.lanes.p.mix_on:
+        raise SimctlError(
+            f"policy '{process.name}': the executor runs prefill and decode attention as separate kernels only; "
+            "set kernels.attention: serial, or choose a policy that fuses nothing"
+        )
     q, r = process.q, process.r
     trail, flying = Trail(), dict[int, Work]()
     held: set[int] = set()
@@ -86,7 +94,9 @@ def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
     device.start()
     while True:
         now = device.now()
-        decide_at(process, max(now, float(r.fv[NOW])))
+        if lanes == 2:
+            _decide_before(process, now, arrivals)
+        decide_at(process, now)
         decided = device.now() - now
         for work in _launched(q, r, lanes, flying):
             released = [i for i in held if q.phase[i] in (DONE, WAITING)]
@@ -104,15 +114,20 @@ def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
             trail.add(flying.pop(lane), end_s, {"decide_s": decisions[lane], **device.measured(lane)})
             if lanes == 1:
                 end_one_lane(r, end_s)
-            else:
-                end_lane(r, lane, end_s)
+                continue
+            # in the order of time: a launch at an arrival before this end would change the rates, and the end with them
+            _decide_before(process, end_s, arrivals)
+            end_lane(r, lane, end_s)
+            decide_at(process, end_s)
+            _hold(r)
 
 
 def decide_at(process: Any, now: float) -> None:
     """Let the policy's loop commit what has ended and decide as of `now`."""
     r = process.r
+    now = max(now, float(r.fv[NOW]))  # what is reported late counts from when the engine's clock stands
     if not _in_flight(process):
-        r.fv[NOW] = max(r.fv[NOW], now)
+        r.fv[NOW] = now
     while True:
         process.drive(math.nextafter(now, math.inf), -math.inf)
         if r.iv[ERROR] != 0:
@@ -122,6 +137,22 @@ def decide_at(process: Any, now: float) -> None:
         if max(r.iv[N_LOG], r.iv[N_DONE]) < LOG_CAP:
             return
         process.drain()
+
+
+def _decide_before(process: Any, t: float, arrivals: Any) -> None:
+    """Let two lanes decide at each arrival before t; what they launch ends when the device says so."""
+    r = process.r
+    _hold(r)
+    while (n := int(r.iv[INBOX_NEXT])) < len(r.inbox) and arrivals[r.inbox[n]] < t:
+        decide_at(process, float(arrivals[r.inbox[n]]))
+        _hold(r)
+        if int(r.iv[INBOX_NEXT]) == n:
+            return
+
+
+def _hold(r: Any) -> None:
+    for lane in (0, 1):
+        hold_lane(r, lane)
 
 
 def _in_flight(process: Any) -> bool:
@@ -134,7 +165,10 @@ def _launched(q: Any, r: Any, lanes: int, flying: dict[int, Work]) -> list[Work]
         work = None if 0 in flying else on_one_lane(q, r)
         return [work] if work else []
     found = [on_lane(q, r, lane) for lane in (1, 0) if lane not in flying]
-    for work in found:
-        if work is not None:
-            hold_lane(r, work.lane)
+    _hold(r)
+    if r.iv[CHAIN_LEFT] > 0 or r.iv[PARKED] > 0:
+        raise SimctlError(
+            "the executor runs one decode step at a time and never parks a prefill batch; turn off the policy's knobs "
+            "for steps launched ahead and for preemption of prefill"
+        )
     return [work for work in found if work is not None]

@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from lane_cost import lane_cost
-from stub_cost import TICK, rough_tables, stub_cost
+from stub_cost import TICK, real_cost, rough_tables, stub_cost
 from workloads import workload
 
 from calib.executor.dry import DryDevice
 from calib.executor.serve import serve
 from sim.engine import simulate
 from sim.engine.cluster import open_cluster
+from sim.errors import SimctlError
 from sim.policies import make_policy
 
 ENTRIES: list[dict[str, Any]] = [
@@ -84,3 +85,34 @@ def test_logged_work_adds_up_to_the_requests() -> None:
     assert decoded == int(load().output_tokens.sum()) - len(load())
     for work in trail.works:
         assert all(context > 1 for _, context in work.decodes)
+
+
+def test_an_end_seen_after_an_arrival_before_it_is_not_moved_by_what_starts_then() -> None:
+    """A device that reports late: arrivals come between a launch's end and its report, and each launch runs once."""
+
+    class Late(DryDevice):
+        def wait(self, until_s: float) -> list[tuple[int, float]]:
+            return super().wait(until_s if until_s == np.inf else until_s + 3e-3)
+
+    entry = ENTRIES[-1]
+    policy = make_policy(entry)
+    prices = lane_cost(rough_tables(TICK), factors=(2.0, 1.5))
+    cluster = open_cluster(load(), policy, prices, bursts=False, **options(entry))
+    trail = serve(cluster.replicas[0], Late(lambda work: 2.0 * work.solo_s), policy.lanes, load().arrival_s)
+    records = cluster.close(max(row["end_s"] for row in trail.rows))
+    assert (records.requests["status"] == "finished").all()
+    assert records.totals["iterations"] == len(trail.rows)
+    assert len({(work.lane, work.start_s) for work in trail.works}) == len(trail.rows)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"name": "pod", "max_num_seqs": 8}, {"name": "duetserve", "tbt_ms": 20.0}],
+    ids=["fused attention", "steps ahead"],
+)
+def test_what_the_executor_cannot_run_is_refused_in_a_sentence(entry: dict[str, Any]) -> None:
+    policy = make_policy(entry)
+    crowd = workload([0.0] * 20 + [1.0] * 10, [900] * 30, [60] * 30)
+    cluster = open_cluster(crowd, policy, real_cost(), bursts=False, num_gpu_blocks=4000, jitter=False)
+    with pytest.raises(SimctlError, match="executor runs"):
+        serve(cluster.replicas[0], DryDevice(), policy.lanes, crowd.arrival_s)
