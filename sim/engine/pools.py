@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sim.cost.base import CostModel
 from sim.engine.building import Group, Settings, build_replica
 from sim.engine.clock import TRANSFER
+from sim.engine.deploying import is_compiled
 from sim.engine.dispatch import POOLS, Dispatcher, Machine
 from sim.engine.handover import claim, let_go, start_again, take_over, unclaim
 from sim.engine.layout import (
@@ -63,6 +64,10 @@ def pools_of(
                     f"{named} does not split prefill from decode, so it has no use for `{what}`"
                 )
         return [Pool("", replicas, cost)], None
+    if not is_compiled(policy):
+        raise SimctlError(
+            f"{named} is written in plain Python, which cannot have pools; leave `pools` out of it"
+        )
     parts = list(pools) if pools is not None else [Pool("prefill", 1, cost), Pool("decode", 1, cost)]
     for pool in parts:
         if pool.name not in roles:

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_runs import PoolCase, crowds, pool_cases
 from stub_cost import TICK, rough_tables, stub_cost
+from workloads import workload
 
-from sim.engine import RunRecords
+from sim.engine import RunRecords, simulate
+from sim.engine.link import Link
+from sim.engine.pools import Pool
+from sim.errors import SimctlError
 from sim.metrics.conservation import check_conservation
+from sim.policies import make_policy
 
 EXACT = stub_cost(rough_tables(TICK, wobble=True))
 UGLY = stub_cost(rough_tables(1.1e-6, wobble=True))
@@ -102,3 +107,29 @@ def test_a_run_is_its_inputs(case: PoolCase) -> None:
     first, second = case.run(UGLY), case.run(UGLY)
     assert fingerprint(first) == fingerprint(second)
     assert np.array_equal(first.requests["transfer_s"], second.requests["transfer_s"], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vllm", {"pools": [Pool("prefill", 1, EXACT)]}, "policy 'vllm' does not split prefill from decode"),
+        ("vllm", {"link": Link(1e9)}, "has no use for `link`"),
+        ("distserve", {"pools": [Pool("prefill", 1, EXACT)]}, "policy 'distserve' needs a decode pool"),
+        ("distserve", {"pools": [Pool("mixed", 1, EXACT)]}, "has no pool 'mixed'"),
+    ],
+)
+def test_pools_that_do_not_fit_the_policy_are_refused(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SimctlError, match=message):
+        simulate(workload([0.0], [4], [2]), make_policy(name), EXACT, **options)
+
+
+def test_a_policy_in_plain_python_cannot_have_pools() -> None:
+    class Own:
+        pools = ("prefill", "decode")
+
+        def plan(self, view: object) -> None: ...
+
+    with pytest.raises(SimctlError, match="policy 'Own' is written in plain Python"):
+        simulate(workload([0.0], [4], [2]), Own(), EXACT)
