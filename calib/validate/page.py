@@ -207,7 +207,9 @@ def _aims(groups: Sequence[Group], rows: list[dict[str, Any]]) -> list[str]:
             )
             if value > aim
         ]
-        aims = {f"{m}_{p}_s": P50_AIM if p == "p50" else wide for m in ("ttft", "tpot") for p in ("p50", "p90")}
+        aims = {
+            f"{m}_{p}_s": P50_AIM if p == "p50" else wide for m in ("ttft", "tpot") for p in ("p50", "p90")
+        }
         errors = {metric: _error(rows, group, metric) for metric in aims}
         missed = [m for m, aim in aims.items() if (error := errors[m]) is not None and abs(error) > aim]
         cells = [_verdict(replay), _verdict([m.removesuffix("_s").replace("_", " ") for m in missed])]
