@@ -28,9 +28,9 @@ from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.bullet_plan import REACH, plan
-from sim.policies.bullet_state import BALANCES, MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES, SLOTS
-from sim.policies.splits import decode_sizes, split_parts
+from sim.policies.parts.bullet_plan import REACH, plan
+from sim.policies.parts.bullet_state import BALANCES, MOST_PARTITIONS, REUSES, SCRATCH_SIZE, SEARCHES, SLOTS
+from sim.policies.parts.splits import decode_sizes, split_parts
 from sim.workload.workload import Workload
 
 PAPER = "arXiv:2504.19516"
@@ -178,7 +178,7 @@ class BulletPolicy(CompiledPolicy):
         return bool(self["mask_overlap"]) and deployment.mechanism.overlap
 
     def parameters(self, deployment: Deployment) -> tuple[list[int], list[float]]:
-        """As `sim.policies.bullet_state` names them."""
+        """As `sim.policies.parts.bullet_state` names them."""
         ns = [round(1e3 * self[key]) for key in ("prediction_us", "sync_us", "handoff_us")]
         decode = self.splits(deployment)
         parts = (

@@ -43,8 +43,8 @@ from sim.engine.plans import add_chunk, add_victim
 from sim.engine.pooled import add_join, blocks_of, clear_pooled, execute_pooled, has_kv
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.distserve_controller import Controller
-from sim.policies.pools import LONGEST_PROMPT, PooledPolicy
+from sim.policies.parts.distserve_controller import Controller
+from sim.policies.parts.pools import LONGEST_PROMPT, PooledPolicy
 from sim.units import GIB
 
 DECODES, TOKENS, SEQS, HOST_BLOCKS = 0, 1, 2, 3

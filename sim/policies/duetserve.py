@@ -43,11 +43,11 @@ from sim.engine.layout import (
 )
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.chunks import chunk_tokens, fill_chunks
-from sim.policies.predict import next_batch, next_context, pass_s, prompts_attention_s
-from sim.policies.splits import decode_sizes, split_parts
-from sim.policies.targets import target_s
-from sim.policies.two_lanes import clear_lanes, decodable, make_room, may_decode, may_prefill
+from sim.policies.parts.chunks import chunk_tokens, fill_chunks
+from sim.policies.parts.predict import next_batch, next_context, pass_s, prompts_attention_s
+from sim.policies.parts.splits import decode_sizes, split_parts
+from sim.policies.parts.targets import target_s
+from sim.policies.parts.two_lanes import clear_lanes, decodable, make_room, may_decode, may_prefill
 from sim.workload.workload import Workload
 
 TOKENS, SEQS, SPARE, LOOK_AHEAD, CONTENTION, SPLITS, PARTS = 0, 1, 2, 3, 4, 5, 6

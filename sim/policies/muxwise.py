@@ -46,7 +46,7 @@ from sim.engine.layout import (
 from sim.engine.plans import add_chunk
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.groups import (
+from sim.policies.parts.groups import (
     GRANTED,
     GROUP,
     N_SPLITS,
@@ -59,9 +59,9 @@ from sim.policies.groups import (
     launch_step,
     prefill_part,
 )
-from sim.policies.predict import next_batch, next_context, pass_s, prompts_attention_s
-from sim.policies.targets import target_s
-from sim.policies.two_lanes import (
+from sim.policies.parts.predict import next_batch, next_context, pass_s, prompts_attention_s
+from sim.policies.parts.targets import target_s
+from sim.policies.parts.two_lanes import (
     WholePrompts,
     admit_prompts,
     clear_lanes,
@@ -226,7 +226,12 @@ class MuxWisePolicy(GroupedPolicy):
 
     name = "muxwise"
     source = "MuxWise (Drift), ASPLOS 2026, arXiv:2504.14489"
-    split_reasons = ("granted with an earlier step", "one phase alone", "fewest SMs within the SLO", "no split within the SLO")
+    split_reasons = (
+        "granted with an earlier step",
+        "one phase alone",
+        "fewest SMs within the SLO",
+        "no split within the SLO",
+    )
     mirrors = "the paper on SGLang 0.4.10.post2; its public artefact has no predictor or SLO code"
     knobs = {  # noqa: RUF012
         "tbt_slo_ms": Knob(

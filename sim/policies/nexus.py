@@ -39,10 +39,17 @@ from sim.engine.layout import (
 )
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.predict import next_batch, next_context, pass_s, prompts_attention_s
-from sim.policies.shortest import fill_shortest
-from sim.policies.splits import decode_sizes, split_parts
-from sim.policies.two_lanes import clear_lanes, decodable, has_prefill, make_room, may_decode, may_prefill
+from sim.policies.parts.predict import next_batch, next_context, pass_s, prompts_attention_s
+from sim.policies.parts.shortest import fill_shortest
+from sim.policies.parts.splits import decode_sizes, split_parts
+from sim.policies.parts.two_lanes import (
+    clear_lanes,
+    decodable,
+    has_prefill,
+    make_room,
+    may_decode,
+    may_prefill,
+)
 from sim.workload.workload import Workload
 
 TOKENS, SEQS, SPARE, EXPAND, SHARING, SPLITS, PARTS = 0, 1, 2, 3, 4, 5, 6

@@ -33,7 +33,7 @@ from sim.engine.layout import (
 from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.groups import (
+from sim.policies.parts.groups import (
     GRANTED,
     GROUP,
     N_SPLITS,
@@ -46,8 +46,8 @@ from sim.policies.groups import (
     launch_layers,
     launch_step,
 )
-from sim.policies.predict import next_batch, next_context
-from sim.policies.two_lanes import (
+from sim.policies.parts.predict import next_batch, next_context
+from sim.policies.parts.two_lanes import (
     WholePrompts,
     admit_prompts,
     clear_lanes,

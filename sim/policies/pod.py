@@ -20,10 +20,10 @@ from sim.engine.lane import begin, execute
 from sim.engine.layout import N_CHUNKS, OVERHANG, REPEAT, WHOLE_GPU
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.predict import next_batch, next_context
+from sim.policies.parts.predict import next_batch, next_context
+from sim.policies.parts.targets import target_s
 from sim.policies.sarathi import SarathiPolicy
 from sim.policies.sarathi import plan as sarathi_plan
-from sim.policies.targets import target_s
 
 MAX_CHUNK, LEAST_CHUNK = 4, 5  # behind Sarathi's integers
 STEP_LIMIT_S = 0

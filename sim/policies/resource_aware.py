@@ -23,12 +23,12 @@ from sim.engine.lane import begin, execute
 from sim.engine.layout import LAST_END, N_CHUNKS, N_PREEMPT, NOW, REPEAT
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.combinations import COMBINATIONS, candidates, combination
+from sim.policies.parts.combinations import COMBINATIONS, candidates, combination
+from sim.policies.parts.predict import next_batch, next_context
+from sim.policies.parts.targets import target_s
 from sim.policies.pod import cut_chunks, step_with_s
-from sim.policies.predict import next_batch, next_context
 from sim.policies.sarathi import SarathiPolicy
 from sim.policies.sarathi import plan as sarathi_plan
-from sim.policies.targets import target_s
 
 # behind Sarathi's integers
 MAX_SKIPS, KV_HEADS, SLOTS, N_CANDIDATES, CANDIDATES = 4, 5, 6, 7, 8

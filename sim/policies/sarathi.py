@@ -34,7 +34,7 @@ from sim.engine.layout import (
 from sim.engine.plans import add_chunk, clear_plan, is_victim
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.serial import decodes_in_order
+from sim.policies.parts.serial import decodes_in_order
 from sim.workload.workload import Workload
 
 BUDGET, SEQS, WATERMARK, ONE_PREFILL = 0, 1, 2, 3

@@ -42,10 +42,10 @@ from sim.engine.layout import (
 )
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.chunks import fill_chunks
-from sim.policies.observe import edges
-from sim.policies.predict import next_batch
-from sim.policies.semi_pd_feedback import (
+from sim.policies.parts.chunks import fill_chunks
+from sim.policies.parts.observe import edges
+from sim.policies.parts.predict import next_batch
+from sim.policies.parts.semi_pd_feedback import (
     DYNAMIC,
     PART_OF,
     SEQS,
@@ -57,8 +57,8 @@ from sim.policies.semi_pd_feedback import (
     adjust,
     note_prefill,
 )
-from sim.policies.targets import target_s
-from sim.policies.two_lanes import clear_lanes, decodable, make_room, may_decode, may_prefill
+from sim.policies.parts.targets import target_s
+from sim.policies.parts.two_lanes import clear_lanes, decodable, make_room, may_decode, may_prefill
 from sim.workload.workload import Workload
 
 

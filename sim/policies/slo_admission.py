@@ -3,7 +3,7 @@
 Early rejection as systems in overload use it (Mooncake, arXiv:2407.00079, section 7: a request whose TTFT or TBT is
 predicted to miss its SLO is refused on arrival, which saves the prefill of requests that come to nothing); here before
 a policy that is left as it is. Latencies are forecast from the state of the chosen replica at the estimator's prices
-(`sim.policies.forecast`), corrected by what came of earlier forecasts. Without limits everybody is let in.
+(`sim.policies.parts.forecast`), corrected by what came of earlier forecasts. Without limits everybody is let in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.engine.deployment import Deployment, Target
 from sim.engine.layout import N_RUN, N_WAIT
 from sim.errors import SimctlError
 from sim.policies.base import Knob, check_knobs
-from sim.policies.forecast import Forecast
+from sim.policies.parts.forecast import Forecast
 
 LEARNED_LEAST, LEARNED_MOST = 0.25, 8.0  # a correction beyond these says that the forecast is no use
 LOOKED_AT = 16  # oldest forecasts whose outcome is looked for at each arrival

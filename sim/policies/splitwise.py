@@ -49,8 +49,8 @@ from sim.engine.plans import add_chunk
 from sim.engine.pooled import add_join, blocks_of, clear_pooled, execute_pooled, has_kv, promise
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.pools import LONGEST_PROMPT, PooledPolicy
-from sim.policies.splitwise_scheduler import Scheduler
+from sim.policies.parts.pools import LONGEST_PROMPT, PooledPolicy
+from sim.policies.parts.splitwise_scheduler import Scheduler
 from sim.workload.workload import Workload
 
 TOKENS, SIZE, AGE, SLOTS = 0, 1, 2, 3

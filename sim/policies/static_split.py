@@ -15,7 +15,7 @@ from sim.engine.layout import D_LAUNCH, D_PART, FREE, IN_CHUNKS, N_PREEMPT, P_LA
 from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import Knob
-from sim.policies.two_lanes import (
+from sim.policies.parts.two_lanes import (
     WholePrompts,
     admit_prompts,
     clear_lanes,

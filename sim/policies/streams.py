@@ -15,8 +15,8 @@ from sim.engine.lanes import begin_lanes, execute_lanes
 from sim.engine.layout import WHOLE_GPU
 from sim.jit import jit
 from sim.policies.base import Knob
+from sim.policies.parts.two_lanes import WholePrompts
 from sim.policies.static_split import plan
-from sim.policies.two_lanes import WholePrompts
 
 
 @jit

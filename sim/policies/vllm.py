@@ -34,7 +34,7 @@ from sim.engine.layout import (
 from sim.engine.plans import add_chunk, add_victim, clear_plan, is_victim
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.serial import next_victim, take_back
+from sim.policies.parts.serial import next_victim, take_back
 
 BUDGET, SEQS, THRESHOLD, WATERMARK, WHOLE_PROMPT, PRIORITY = 0, 1, 2, 3, 4, 5
 SOURCE = "vllm:vllm/v1/core/sched/scheduler.py"

@@ -43,7 +43,7 @@ from sim.engine.plans import add_chunk
 from sim.engine.pooled import add_join, clear_pooled, execute_pooled, has_kv, kv_blocks
 from sim.jit import jit
 from sim.policies.base import CompiledPolicy, Knob
-from sim.policies.serial import decodes_in_order
+from sim.policies.parts.serial import decodes_in_order
 from sim.units import GIB
 from sim.workload.workload import Workload
 

@@ -1,4 +1,4 @@
-"""Mixed attention on the CPU with stand-ins for FlashInfer's wrappers: what is planned, what is read, the references."""
+"""Mixed attention on the CPU with stand-ins for FlashInfer's wrappers: what is planned and read, the references."""
 
 from __future__ import annotations
 

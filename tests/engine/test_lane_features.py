@@ -53,8 +53,8 @@ from sim.engine.plans import add_chunk
 from sim.errors import PlanError, SimctlError
 from sim.metrics.conservation import check_conservation
 from sim.policies import make_policy
+from sim.policies.parts.two_lanes import clear_lanes, layers_left, may_prefill
 from sim.policies.static_split import StaticSplitPolicy, plan
-from sim.policies.two_lanes import clear_lanes, layers_left, may_prefill
 from sim.workload.workload import Workload
 
 TOKEN, STEP = 4, 64  # ticks of a prompt token and of a decode step

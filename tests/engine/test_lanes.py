@@ -30,8 +30,8 @@ from sim.engine.plans import add_victim
 from sim.errors import PlanError
 from sim.metrics.conservation import check_conservation
 from sim.policies import make_policy
+from sim.policies.parts.two_lanes import admit_prompts, clear_lanes, may_decode, may_prefill
 from sim.policies.static_split import StaticSplitPolicy
-from sim.policies.two_lanes import admit_prompts, clear_lanes, may_decode, may_prefill
 from sim.workload.workload import Workload
 
 TOKEN, STEP = 4, 64  # ticks of a prompt token and of a decode step

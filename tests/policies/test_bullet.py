@@ -24,7 +24,7 @@ from sim.errors import SimctlError
 from sim.metrics.conservation import check_conservation
 from sim.policies import list_policies, make_policy
 from sim.policies.bullet import BulletPolicy
-from sim.policies.bullet_state import BALANCED, D_ALPHA, HANDED_OVER, P_ALPHA, PAUSED
+from sim.policies.parts.bullet_state import BALANCED, D_ALPHA, HANDED_OVER, P_ALPHA, PAUSED
 from sim.workload.workload import Workload
 
 H200 = Deployment(10_000, 16, 4096, "h200-sxm", sms=132, layers=32)

@@ -26,8 +26,8 @@ from sim.engine.layout import (
     make_requests,
 )
 from sim.engine.queues import push_waiting
-from sim.policies.bullet_queue import next_batch_of_prompts
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_queue import next_batch_of_prompts
+from sim.policies.parts.bullet_state import (
     CAP,
     COSTS,
     DEADLINE,
@@ -43,7 +43,7 @@ from sim.policies.bullet_state import (
     TAIL_SINCE,
     start,
 )
-from sim.policies.bullet_track import allowed_s, find_tail
+from sim.policies.parts.bullet_track import allowed_s, find_tail
 
 TTFT_S, TPOT_S = 1.0, 0.1
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from bullet_states import World, world
 
-from sim.policies.bullet_prices import decode_s
-from sim.policies.bullet_split import (
+from sim.policies.parts.bullet_prices import decode_s
+from sim.policies.parts.bullet_split import (
     balanced,
     decode_ratio,
     decode_sms,
@@ -17,8 +17,8 @@ from sim.policies.bullet_split import (
     least_decode,
     prefill_ratio,
 )
-from sim.policies.bullet_state import ASKED, BALANCES, KNEE, SEARCHES, SPLITS
-from sim.policies.bullet_track import allowed_s, tpot_ratio
+from sim.policies.parts.bullet_state import ASKED, BALANCES, KNEE, SEARCHES, SPLITS
+from sim.policies.parts.bullet_track import allowed_s, tpot_ratio
 
 
 def worlds(gpu: str, estimator: str, **knobs: Any) -> dict[str, World]:

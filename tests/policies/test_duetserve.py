@@ -23,7 +23,7 @@ from sim.engine.deployment import GREEN, Deployment, Target
 from sim.engine.layout import BLOCK, FREE, N_CHUNKS, N_READY, STEP
 from sim.policies import list_policies, make_policy
 from sim.policies.duetserve import NO_SPLIT, PARTS, SPLIT, SPLITS, DuetServePolicy, choose, steps_that_fit
-from sim.policies.predict import pass_s, prompts_attention_s
+from sim.policies.parts.predict import pass_s, prompts_attention_s
 from sim.workload.workload import Workload
 
 H200 = Deployment(10_000, 16, 4096, "h200-sxm", sms=132, layers=32)

@@ -34,8 +34,8 @@ from sim.policies.nexus import (
     find_split,
     prefill_s,
 )
-from sim.policies.shortest import next_prompt
-from sim.policies.splits import decode_sizes
+from sim.policies.parts.shortest import next_prompt
+from sim.policies.parts.splits import decode_sizes
 from sim.workload.workload import Workload
 
 H200 = Deployment(10_000, 16, 4096, "h200-sxm", sms=132, layers=32)

@@ -17,7 +17,7 @@ from sim.engine import RunRecords, simulate
 from sim.engine.deployment import Target
 from sim.errors import SimctlError
 from sim.policies import make_policy
-from sim.policies.combinations import COMBINATIONS, candidates, combination, octave
+from sim.policies.parts.combinations import COMBINATIONS, candidates, combination, octave
 
 A100 = load_cost("llama-3-8b", "a100-80gb-sxm", "spec", {"tp": 2})
 RNG = np.random.default_rng(1)

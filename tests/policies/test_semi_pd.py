@@ -18,9 +18,8 @@ from workloads import workload, workloads
 from sim.engine import RunRecords, simulate
 from sim.engine.deployment import MPS, Deployment, Target
 from sim.policies import list_policies, make_policy
-from sim.policies.observe import BINS, SUMS, add_point, count_value, edges, line_value, percentile
-from sim.policies.semi_pd import SemiPdPolicy
-from sim.policies.semi_pd_feedback import (
+from sim.policies.parts.observe import BINS, SUMS, add_point, count_value, edges, line_value, percentile
+from sim.policies.parts.semi_pd_feedback import (
     TPOT_LINE,
     TPOT_SHAPE,
     TTFT_LINE,
@@ -30,6 +29,7 @@ from sim.policies.semi_pd_feedback import (
     headroom,
     one_up,
 )
+from sim.policies.semi_pd import SemiPdPolicy
 from sim.workload.workload import Workload
 
 

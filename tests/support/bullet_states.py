@@ -15,8 +15,8 @@ from sim.cost.pairs import compile_pairs
 from sim.engine.deploying import deploy
 from sim.engine.layout import IN_CHUNKS, IN_TOKENS, NOW, STEP, make_plan, make_replica, make_requests
 from sim.policies import make_policy
-from sim.policies.bullet_prices import forget_pass
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_prices import forget_pass
+from sim.policies.parts.bullet_state import (
     BATCH,
     CONTEXT_SUM,
     DEADLINE,

@@ -19,10 +19,10 @@ from sim.engine.layout import (
     WHOLE_GPU,
 )
 from sim.jit import jit
-from sim.policies.chunks import chunk_tokens
-from sim.policies.observe import BINS, SUMS, add_point, count_value, line_value, percentile
-from sim.policies.predict import pass_s, prompts_attention_s
-from sim.policies.two_lanes import may_prefill
+from sim.policies.parts.chunks import chunk_tokens
+from sim.policies.parts.observe import BINS, SUMS, add_point, count_value, line_value, percentile
+from sim.policies.parts.predict import pass_s, prompts_attention_s
+from sim.policies.parts.two_lanes import may_prefill
 
 TOKENS, SEQS, SPARE, DYNAMIC, WINDOW, STEP_PCT, MAX_STEP, X0, Y0, PART_OF = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 TTFT_SLO, TPOT_SLO, SHARE, SWITCH, KEEP, TTFT_EDGES, TPOT_EDGES = 0, 1, 2, 3, 4, 5, 5 + BINS

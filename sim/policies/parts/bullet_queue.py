@@ -9,8 +9,8 @@ from sim.engine.lanes import NEVER
 from sim.engine.layout import BLOCK, N_CHUNKS, N_PARTIAL, N_RUN, NOW, WAIT_HEAD
 from sim.engine.plans import add_chunk
 from sim.jit import jit
-from sim.policies.bullet_prices import forget_pass
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_prices import forget_pass
+from sim.policies.parts.bullet_state import (
     ASKED,
     CAP,
     CLASS_LIMITS,

@@ -27,7 +27,7 @@ from sim.engine.layout import (
 )
 from sim.engine.plans import is_victim
 from sim.jit import jit
-from sim.policies.bullet_prices import (
+from sim.policies.parts.bullet_prices import (
     decode_part,
     decode_s,
     decode_solo_s,
@@ -37,9 +37,9 @@ from sim.policies.bullet_prices import (
     prefill_s,
     slowdown,
 )
-from sim.policies.bullet_queue import next_batch_of_prompts
-from sim.policies.bullet_split import balanced, least_decode
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_queue import next_batch_of_prompts
+from sim.policies.parts.bullet_split import balanced, least_decode
+from sim.policies.parts.bullet_state import (
     ALONE,
     ASKED,
     BALANCED,
@@ -78,9 +78,9 @@ from sim.policies.bullet_state import (
     deciding_ns,
     start,
 )
-from sim.policies.bullet_track import allowed_s, find_tail, observe
-from sim.policies.predict import next_batch, next_context
-from sim.policies.two_lanes import (
+from sim.policies.parts.bullet_track import allowed_s, find_tail, observe
+from sim.policies.parts.predict import next_batch, next_context
+from sim.policies.parts.two_lanes import (
     clear_lanes,
     decodable,
     has_prefill,

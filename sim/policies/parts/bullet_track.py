@@ -7,7 +7,7 @@ from typing import Any
 from sim.engine.lanes import last_beside_s, last_launch_s, launches_done
 from sim.engine.layout import COHORT, DECODE, DECODE_LANE, N_READY, NOW, PREFILL_LANE, READY, STEP
 from sim.jit import jit
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_state import (
     CLASS_LIMITS,
     D_ALPHA,
     D_SEEN,

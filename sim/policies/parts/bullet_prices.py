@@ -8,7 +8,7 @@ from sim.cost.pairs import pair_factor
 from sim.cost.step import decode_pass_s, dense_s, overhang_s
 from sim.engine.layout import IN_CHUNKS, MODEL_LAYERS, N_CHUNKS, OVERHANG, SMS, WHOLE_GPU
 from sim.jit import jit
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_state import (
     ASKED,
     BATCH,
     CONTENTION,
@@ -25,7 +25,7 @@ from sim.policies.bullet_state import (
     SPLITS,
     WHOLE,
 )
-from sim.policies.predict import prompts_attention_s
+from sim.policies.parts.predict import prompts_attention_s
 
 
 @jit

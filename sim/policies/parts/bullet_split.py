@@ -23,8 +23,8 @@ from typing import Any
 
 from sim.engine.layout import NOW
 from sim.jit import jit
-from sim.policies.bullet_prices import decode_part, decode_s, decode_solo_s, prefill_part, prefill_s
-from sim.policies.bullet_state import (
+from sim.policies.parts.bullet_prices import decode_part, decode_s, decode_solo_s, prefill_part, prefill_s
+from sim.policies.parts.bullet_state import (
     ASKED,
     BALANCE,
     BATCH,
@@ -42,8 +42,8 @@ from sim.policies.bullet_state import (
     SPLITS,
     WHOLE,
 )
-from sim.policies.bullet_track import tpot_ratio
-from sim.policies.two_lanes import layers_left
+from sim.policies.parts.bullet_track import tpot_ratio
+from sim.policies.parts.two_lanes import layers_left
 
 PROBE_BATCH, PROBE_CONTEXT = 32, 32 * 1024
 

@@ -11,8 +11,8 @@ from typing import Any
 from sim.engine.deployment import Deployment
 from sim.engine.layout import D_DELAY_NS, D_LAUNCH, D_PART, P_DELAY_NS, P_LAYERS, P_PART, WHOLE_GPU
 from sim.jit import jit
-from sim.policies.splits import check_ready
-from sim.policies.two_lanes import WholePrompts
+from sim.policies.parts.splits import check_ready
+from sim.policies.parts.two_lanes import WholePrompts
 
 GROUP, GRANTED = 0, 1  # policy_i: the group in force; prefill layers that may follow what is in flight
 N_SPLITS, SYNC_NS, SPLITS = 3, 4, 5  # ki, behind the limits: then prefill's partitions, then decode's
