@@ -188,9 +188,9 @@ def _cell(rows: list[dict[str, Any]], group: Group, metric: str) -> str:
 def _aims(groups: Sequence[Group], rows: list[dict[str, Any]]) -> list[str]:
     """What each policy keeps to and what it misses."""
     lines = [
-        f"Replay: median at most {_pct(REPLAY_AIM[0])}, p95 at most {_pct(REPLAY_AIM[1])}. Requests: p50 of TTFT and TPOT "
-        f"within {_pct(P50_AIM)}; p90 within {_pct(P90_AIM)}, or {_pct(P90_AIM_CROWDED)} beyond saturation and where "
-        "the load steps.",
+        f"Replay: median at most {_pct(REPLAY_AIM[0])}, p95 at most {_pct(REPLAY_AIM[1])}. Requests: p50 of TTFT "
+        f"and TPOT within {_pct(P50_AIM)}; p90 within {_pct(P90_AIM)}, or {_pct(P90_AIM_CROWDED)} beyond saturation "
+        "and where the load steps.",
         "",
         "| policy | load | replay | requests |",
         "| --- | --- | --- | --- |",
