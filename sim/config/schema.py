@@ -79,6 +79,11 @@ class Factor(Section):
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
+SloShares = Annotated[
+    Annotated[str, Tag("plain")] | Annotated[dict[str, NonNegative], Tag("shares")],
+    Discriminator(lambda v: "shares" if isinstance(v, dict) else "plain"),
+]
+
 MaxNewTokens = Annotated[
     Annotated[Literal["actual"], Tag("word")]
     | Annotated[Count, Tag("plain")]
@@ -116,7 +121,7 @@ class WorkloadSpec(Section):
     max_concurrency: Count | None = None
     on_overlength: Literal["reject", "truncate"] = "reject"
     max_new_tokens: MaxNewTokens = "actual"
-    slo_class: str | dict[str, NonNegative] | None = None
+    slo_class: SloShares | None = None
 
     @property
     def closed_loop(self) -> bool:
@@ -194,6 +199,14 @@ class SloClass(SloTargets):
 class Slo(SloTargets):
     attainment: Fraction = 0.99
     classes: dict[str, SloClass] | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Slo:
+        if self.classes == {}:
+            raise ValueError(
+                "`classes` names no class; leave it out, or give one such as {chat: {ttft_ms: 300}}"
+            )
+        return self
 
 
 class Kernels(Section):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sim.report.points import Point, points_of
 from sim.report.words import LATENCIES, listed, number, plain
 
+SPELLED = 3  # reasons of a run that differ in numbers alone and are still told one by one
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -16,6 +17,7 @@ def notes_of(runs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Groups (heading, sentences), the most consequential first; groups without a sentence are left out."""
     points = points_of(runs)
     groups = [
+        ("Nothing measured", nothing_measured(points)),
         ("Saturated", saturation(points)),
         ("Rejected", rejections(points)),
         ("Unfinished", unfinished(points)),
@@ -63,10 +65,33 @@ def rejections(points: Sequence[Point]) -> list[str]:
         unexplained = point.total("rejected") - sum(reasons.values())
         if unexplained > 0:
             reasons["no reason recorded"] = unexplained
-        for reason, count in reasons.items():
+        for reason, count in _fewer(reasons).items():
             if count:
                 lines.setdefault(reason, []).append((point, count))
     return [f"{reason}: {_counts(found, points)}." for reason, found in lines.items()]
+
+
+def _fewer(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Reasons that differ in numbers alone become one, told by the first, where there are more than `SPELLED`."""
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        alike.setdefault(NUMBER.sub("#", reason), []).append(reason)
+    told = {}
+    for group in alike.values():
+        if len(group) > SPELLED:
+            told[f"{group[0]}, and the like"] = sum(reasons[reason] for reason in group)
+        else:
+            told.update({reason: reasons[reason] for reason in group})
+    return told
+
+
+def nothing_measured(points: Sequence[Point]) -> list[str]:
+    """Points whose window holds no request, so that they have no figures."""
+    empty = [p for p in points if p.total("num_prompts") and not p.total("slo_requests")]
+    if not empty:
+        return []
+    text = "every request arrived before `measure.warmup_s` was over; nothing is left to measure"
+    return [f"{where(empty, points)}: {text}."]
 
 
 def unfinished(points: Sequence[Point]) -> list[str]:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sim.report.notes import coverage, rejections, saturation, unfinished
+from sim.report.notes import coverage, nothing_measured, rejections, saturation, unfinished
 from sim.report.points import Point, per_gpu, points_of
 from sim.report.verdict import verdicts_of
 from sim.report.words import NOTHING, number, per_cent, plain
@@ -113,6 +113,7 @@ def _remarks(points: Sequence[Point]) -> list[str]:
     if replicates > 1:
         lines.append(f"Means of {replicates} replicates; DONE is their sum.")
     for head, found in (
+        ("Nothing measured", nothing_measured(points)),
         ("* Saturated", saturation(points)),
         ("Rejected", rejections(points)),
         ("Unfinished", unfinished(points)),

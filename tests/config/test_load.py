@@ -44,6 +44,15 @@ def load(tmp_path: Path, text: str, *sets: str) -> Any:
         ),
         (BASE + "sweep: {request_rate: .nan}", "line 5: `sweep.request_rate` is not a number (NaN)"),
         (BASE + "sweep: {request_rate: [1, 1]}", "lists a rate twice"),
+        (BASE + "slo: {classes: {}}", "line 5: slo: `classes` names no class"),
+        (
+            BASE.replace("trace: a.csv", "trace: a.csv, slo_class: {chat: -0.5, batch: 1.5}"),
+            "line 1: `workload.slo_class.chat` is -0.5, but must be greater than or equal to 0",
+        ),
+        (
+            BASE.replace("trace: a.csv", "trace: a.csv, slo_class: [chat]"),
+            "line 1: `workload.slo_class` is a list, but must be text",
+        ),
         (BASE + "model: other", "line 5: `model` is there twice, first on line 2"),
         (BASE + "a: [1,\n", "line 6: not valid YAML"),
         (BASE + "\tb: 1", "line 5: not valid YAML"),

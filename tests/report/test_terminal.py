@@ -135,3 +135,22 @@ def test_throughputs_are_per_gpu_where_the_rates_are() -> None:
     table = summary_table(runs)
     assert "PER SECOND, GPU" in table
     assert "3.21" in table
+
+
+def test_reasons_that_differ_in_numbers_are_counted_together_when_many() -> None:
+    many = {f"{n} tokens need {n} KV blocks; the pool has 1": 2 for n in range(5, 25)}
+    text = " ".join(summary_table([row("vllm", 4.0, rejected=40, rejected_reasons=many)]).split())
+    assert "5 tokens need 5 KV blocks; the pool has 1, and the like: 40 requests (vllm at 4 req/s)." in text
+    assert text.count("Rejected") == 1
+    few = dict(list(many.items())[:2])
+    text = summary_table([row("vllm", 4.0, rejected=4, rejected_reasons=few)])
+    assert text.count("Rejected") == 2
+
+
+def test_a_window_without_a_request_is_said() -> None:
+    empty = {"completed": 5, "num_prompts": 5, "slo_requests": 0}
+    text = " ".join(summary_table([row("vllm", 4.0, **empty), row("sglang", 4.0)]).split())
+    assert (
+        "Nothing measured: vllm at 4 req/s: every request arrived before `measure.warmup_s` was over" in text
+    )
+    assert "Nothing measured" not in summary_table([row("vllm", 4.0, **{**empty, "slo_requests": 1})])
