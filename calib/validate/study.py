@@ -43,8 +43,6 @@ def fit_hosts_of(cases: Path, folder: Path, cost: ProfiledCost) -> None:
     fitted = {}
     for lanes, parts in sorted(logs.items()):
         rows = pd.concat(parts, ignore_index=True)
-        source = (
-            f"fitted from {len(rows):,} launches on {lanes} lane(s) in {len(parts)} run(s) of another window"
-        )
+        source = f"fitted from {len(rows):,} launches on {lanes} lane(s) in {len(parts)} run(s) set apart"
         fitted[lanes] = fit_hosts(rows, cost.launching.terms, cost.model.layers, source)
     write_hosts(folder, fitted)
