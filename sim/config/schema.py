@@ -216,8 +216,10 @@ class Kernels(Section):
 
 
 class Noise(Section):
-    sigma: NonNegative
-    bias: float = 0.0
+    """Of the logarithm of a belief's factor: beyond 5, a factor of 148, a policy could only wait for ever."""
+
+    sigma: Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
+    bias: Annotated[float, Field(ge=-5, le=5, allow_inf_nan=False)] = 0.0
 
 
 class NoisyEstimator(Section):

@@ -58,17 +58,25 @@ def write_summary(folder: Path, study: Study, runs: Sequence[dict[str, Any]]) ->
 
 
 def write_rows(path: Path, parts: Iterable[Path]) -> None:
-    """Join parquet files of one schema one after the other, some rows in memory at a time."""
-    writer: pq.ParquetWriter | None = None
-    try:
-        for part in parts:
-            with pq.ParquetFile(part) as source:
+    """Join parquet files one after the other, some rows in memory at a time; a column that one lacks is null there."""
+    files = list(parts)
+    if not files:
+        return
+    schemas = [pq.read_schema(file) for file in files]
+    schema = pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schemas[0].metadata)
+    with pq.ParquetWriter(path, schema) as writer:
+        for file in files:
+            with pq.ParquetFile(file) as source:
                 for batch in source.iter_batches(ROWS_AT_A_TIME):
-                    writer = writer or pq.ParquetWriter(path, batch.schema)
-                    writer.write_table(pa.Table.from_batches([batch]).cast(writer.schema))
-    finally:
-        if writer is not None:
-            writer.close()
+                    writer.write_table(_with_columns(pa.Table.from_batches([batch]), schema))
+
+
+def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the schema's columns in their order and types."""
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(schema.names).cast(schema)
 
 
 def write_timing(folder: Path, timings: Sequence[dict[str, float]], startup_s: float, write_s: float) -> None:

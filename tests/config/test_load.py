@@ -44,6 +44,14 @@ def load(tmp_path: Path, text: str, *sets: str) -> Any:
         ),
         (BASE + "sweep: {request_rate: .nan}", "line 5: `sweep.request_rate` is not a number (NaN)"),
         (BASE + "sweep: {request_rate: [1, 1]}", "lists a rate twice"),
+        (
+            BASE + "estimator: {noisy: {sigma: 0.1, bias: 50}}",
+            "line 5: `estimator.noisy.bias` is 50, but must be less than or equal to 5",
+        ),
+        (
+            BASE + "estimator: {noisy: {sigma: 100}}",
+            "line 5: `estimator.noisy.sigma` is 100, but must be less than or equal to 5",
+        ),
         (BASE + "slo: {classes: {}}", "line 5: slo: `classes` names no class"),
         (
             BASE.replace("trace: a.csv", "trace: a.csv, slo_class: {chat: -0.5, batch: 1.5}"),

@@ -324,3 +324,13 @@ def test_a_missing_backend_is_told_with_its_install_line(
 
 def test_tasks_come_back_from_processes() -> None:
     assert sorted(map_runs(divmod, [(7, 2), (9, 4)], jobs=2)) == [(2, 1), (3, 1)]
+
+
+def test_step_logs_of_runs_with_and_without_fused_attention_share_a_file(tmp_path: Path) -> None:
+    study = prepare(experiment(policies=["vllm", "pod"], sweep={"request_rate": [8]}))
+    run_study(study, tmp_path / "out", steps=True)
+    steps = pd.read_parquet(tmp_path / "out" / "steps.parquet")
+    assert set(steps["policy"]) == {"vllm", "pod"}
+    fused = steps["policy"] == "pod"
+    assert steps.loc[fused, "occupancy"].notna().all()
+    assert steps.loc[~fused, ["virtual_ctas", "tile", "occupancy"]].isna().all(axis=None)
