@@ -81,9 +81,9 @@ def policies(options: Options) -> Iterator[Row]:
             except RuntimeError as error:
                 yield Row("policies", info.name, executor, note=str(error).splitlines()[-1][-300:])
     path = {"PYTHONPATH": str(ROOT)}
-    for name, requests in (("user's plain Python", 1_000), ("user's plain Python", options.requests)):
-        settings = _common(options, requests, policies=[{"name": "benchmarks.user_policy:Chunked"}])
-        yield run("policies", name, "python", "common.yaml", settings, environment=path)
+    for executor in options.executors:
+        settings = {**full, "policies": [{"name": "benchmarks.user_policy:Chunked"}]}
+        yield run("policies", "user's plain Python", executor, "common.yaml", settings, environment=path)
 
 
 def replicas(options: Options) -> Iterator[Row]:

@@ -14,7 +14,8 @@ HEAD = """# Speed
 
 Written by `python -m benchmarks --write docs/speed.md` (`make bench`); each line of the tables is a `simctl run` in a
 process of its own, or the median of several. The experiments are `benchmarks/*.yaml`. Compare lines of one table only,
-and with a peer only what was measured in the same run on the same machine.
+and with a peer only what was measured in the same run on the same machine. Where the load at the start exceeds the
+cores, others were using the machine: times are too long by up to load over cores, while ratios within a table hold.
 
 """
 WORDS = """
