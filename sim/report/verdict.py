@@ -22,6 +22,7 @@ LOSSES = {
     "host": ("host", "switch"),
 }
 EVEN = 0.005  # shares of requests that differ by less say nothing
+NOTABLE = 0.01  # of a request's time
 STALL = 4.0  # p99 of the gaps over their median from which decodes count as held up
 
 
@@ -119,8 +120,10 @@ def _queue_words(point: Point, winner: Point) -> str:
 
 
 def _transfers(point: Point, winner: Point) -> bool:
+    """Is the transfer a good part of what its requests take longer?"""
     more = _of(point, "mean_transfer_ms") - _of(winner, "mean_transfer_ms")
-    return more > 0.2 * max(_of(point, "mean_e2el_ms") - _of(winner, "mean_e2el_ms"), 1e-9)
+    longer = _of(point, "mean_e2el_ms") - _of(winner, "mean_e2el_ms")
+    return longer > 0 and more > 0.2 * longer and more > NOTABLE * _of(winner, "mean_e2el_ms")
 
 
 def _stalls(point: Point) -> float:

@@ -66,6 +66,11 @@ def test_the_cause_of_a_loss(other: Any, cause: str) -> None:
     assert loss_of(other).cause == cause
 
 
+def test_a_transfer_that_costs_next_to_nothing_is_no_cause() -> None:
+    quick = run("sends", 0.8, tpot=0.8, mean_transfer_ms=1.4, mean_e2el_ms=1900.0, p99_itl_ms=160.0)
+    assert loss_of(quick).cause == "prefill stalls"
+
+
 def test_the_evidence_gives_both_sides() -> None:
     loss = loss_of(run("queues", 0.5, ttft=0.5, mean_queue_ms=1500.0, mean_ttft_ms=1600.0))
     assert loss.evidence.startswith("TTFT met by 50 %; queue 1,500 against 10.0 ms")
