@@ -58,6 +58,10 @@ class SloAdmission:
         )
         if isinstance(policy, str | Mapping):
             policy = make_policy(policy)
+        elif not (hasattr(policy, "advance") or callable(getattr(policy, "plan", None))):
+            raise SimctlError(
+                f"policy '{self.name}': knob 'policy' is {policy!r}; it takes a policy's name, or a mapping with `name`"
+            )
         if hasattr(policy, "wrapped"):
             raise SimctlError(f"policy '{self.name}': the policy behind it is an admission of its own")
         if getattr(policy, "pools", ()):

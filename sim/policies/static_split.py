@@ -97,7 +97,9 @@ class StaticSplitPolicy(WholePrompts):
             prefill = total - int(decode) if rest else _nearest(self["prefill_share"], sizes, total)
         if decode is None:
             decode = total - int(prefill)
-        for side, sms in (("prefill_sms", int(prefill)), ("decode_sms", int(decode))):
+        sides = [("prefill_sms", int(prefill)), ("decode_sms", int(decode))]
+        # what the user gave comes first, so that a fault is told of that side
+        for side, sms in sorted(sides, key=lambda pair: self[pair[0]] is None):
             if sms <= 0:
                 other = "decode" if side == "prefill_sms" else "prefill"
                 raise SimctlError(

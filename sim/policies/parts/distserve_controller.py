@@ -33,10 +33,11 @@ class Controller:
         return k
 
     def may_pull(self, i: int, machine: Machine) -> bool:
-        """Few blocks wait for the batch, and one stays free for it."""
+        """Few blocks wait for the batch, and one stays free for it; with a threshold of 0, one request at a time."""
         blocks = machine.blocks_for(int(self._q.target[i]))
         room = machine.free_blocks > blocks or machine.free_blocks == machine.num_blocks
-        return room and machine.incoming_blocks < self._threshold * machine.num_blocks
+        few = machine.incoming_blocks < self._threshold * machine.num_blocks
+        return room and (few or machine.incoming_blocks == 0)
 
     def sends_early(self, i: int) -> bool:
         """As the link says; the artefact sends after the prompt."""
