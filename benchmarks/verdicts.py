@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import Row
-from sim.policies import make_policy
+from sim.policies import list_policies, make_policy
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,10 @@ def _mocker(rows: Sequence[Row]) -> list[Verdict]:
 
 
 def _two_lanes(rows: Sequence[Row]) -> list[Verdict]:
+    lanes = {info.name: getattr(make_policy(info.name), "lanes", 1) for info in list_policies()}
+
     def spatial(row: Row) -> bool:
-        return row.executor == "compiled" and getattr(make_policy(row.name), "lanes", 1) == 2
+        return row.executor == "compiled" and lanes.get(row.name, 1) == 2
 
     found = _pick(rows, "policies", spatial)
     if not found:
