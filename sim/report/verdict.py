@@ -144,9 +144,10 @@ def _slower(point: Point, winner: Point) -> tuple[str, str]:
     """No class of lost SM time stands out: the mean of TPOT, or the tail that is longer."""
     if _of(point, "mean_tpot_ms") > 1.02 * _of(winner, "mean_tpot_ms"):
         return "slower steps", f"mean TPOT {_pair(point, winner, 'mean_tpot_ms', 'ms')}"
-    longer = max(
-        ("ttft", "tpot"), key=lambda m: _of(point, f"p99_{m}_ms") / max(_of(winner, f"p99_{m}_ms"), 1e-9)
-    )
+    ratios = {m: _of(point, f"p99_{m}_ms") / max(_of(winner, f"p99_{m}_ms"), 1e-9) for m in ("ttft", "tpot")}
+    longer = max(ratios, key=lambda m: ratios[m])
+    if ratios[longer] < 1.005:
+        return "nothing", "no tail is longer by half a per cent"
     return "longer tails", f"p99 {LATENCIES[longer]} {_pair(point, winner, f'p99_{longer}_ms', 'ms')}"
 
 

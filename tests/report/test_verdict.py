@@ -60,6 +60,7 @@ def loss_of(other: Any) -> Any:
         (run("idles", 0.7, tpot=0.7, sm_time_pct={"active": 60.0, "idle_lane": 40.0}), "idle SMs"),
         (run("slow", 0.7, tpot=0.7, mean_tpot_ms=60.0), "slower steps"),
         (run("late", 0.99, p99_ttft_ms=900.0), "longer tails"),
+        (run("twin", 0.99), "nothing"),
     ],
 )
 def test_the_cause_of_a_loss(other: Any, cause: str) -> None:
