@@ -55,15 +55,10 @@ def capacity(setting: Setting, entry: Any, seed: int, cost: ProfiledCost) -> flo
         spec = e.workload.model_copy(update={"num_prompts": CAPACITY_REQUESTS})
     crowded = Setting(e.model_copy(update={"workload": spec}), setting.base_dirs)
     workload = crowded.workload(float(CAPACITY_REQUESTS), seed)
-    records = simulate(workload, make_policy(entry), cost, seed=seed, jitter=False, estimator=_belief(e))
+    records = simulate(workload, make_policy(entry), cost, seed=seed, jitter=False, estimator=e.belief())
     ends = np.sort(records.requests["finish_s"].dropna().to_numpy())
     low, high = int(0.2 * len(ends)), int(0.8 * len(ends))
     return float((high - low) / (ends[high] - ends[low]))
-
-
-def _belief(experiment: Any) -> Any:
-    estimator = experiment.estimator
-    return estimator if isinstance(estimator, str) else estimator.model_dump()
 
 
 def expand(

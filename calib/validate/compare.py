@@ -126,7 +126,7 @@ def _simulate(
         block_size=16,
         seed=int(facts["seed"]),
         jitter=e.jitter,
-        estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
+        estimator=e.belief(),
         mechanism=e.mechanism,
         targets=(target_of(e.slo),),
     )

@@ -49,7 +49,7 @@ class Session:
             seed=e.seed,
             jitter=False,
             bursts=False,
-            estimator=e.estimator if isinstance(e.estimator, str) else e.estimator.model_dump(),
+            estimator=e.belief(),
             mechanism=e.mechanism,
             targets=self._setting.targets(workload.slo_classes),
         )

@@ -333,6 +333,10 @@ class Experiment(Section):
             raise ValueError("workload: generated requests need a rate: add `sweep: {request_rate: [...]}`")
         return self
 
+    def belief(self) -> Any:
+        """The estimator as the engine takes it: a name, or a plain mapping."""
+        return self.estimator if isinstance(self.estimator, str) else self.estimator.model_dump()
+
     def rates(self) -> list[float | None]:
         """Offered rates in requests/s; [None] for a trace at its own stamps or a closed loop."""
         return list(self.sweep.request_rate) if self.sweep else [None]

@@ -8,12 +8,13 @@ others, and the kernel takes twice as long. Its FA2 splits keys among idle SMs a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sim.cost.gpu import GpuSpec
+from sim.cost.measured_terms import Unbounded, read_terms
 from sim.cost.operators import hbm_bytes
 from sim.cost.shapes import Floats, PrefillAttention, Shape, Timing
 from sim.cost.waves import ceil_div
@@ -50,14 +51,11 @@ class Blocks:
     @classmethod
     def from_data(cls, terms: Mapping[str, Any], where: str) -> Blocks:
         """Terms of a mapping; SimctlError names `where`."""
-        names = {field.name for field in fields(cls)}
-        if set(terms) != names or not all(float(value) >= 0 for value in terms.values()):
-            raise SimctlError(f"{where} must hold values of 0 or more for {', '.join(sorted(names))}.")
-        return cls(**{name: float(value) for name, value in terms.items()})
+        return read_terms(cls, terms, where, positive=False)
 
 
 @dataclass(frozen=True)
-class BlocksCurve:
+class BlocksCurve(Unbounded):
     """Prefill attention on one GPU by `Blocks`, without coverage limits of its own."""
 
     gpu: GpuSpec
@@ -65,18 +63,6 @@ class BlocksCurve:
     label: str
     coverage: str = ""
     extrapolation: str = "flag"
-
-    def label_for(self, shape: Shape) -> str:
-        """The label, whatever the shape."""
-        return self.label
-
-    def covered(self, shape: Shape, sms: int) -> bool:
-        """True: the form claims every shape."""
-        return True
-
-    def fixed_s(self, shape: Shape) -> float:
-        """The fixed cost of a call."""
-        return self.terms.fixed_s
 
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds of one call per array element."""

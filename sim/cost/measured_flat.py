@@ -6,15 +6,15 @@ No tiles and no waves. It is what the form with waves has to beat, and what is k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sim.cost.gpu import GpuSpec
+from sim.cost.measured_terms import Unbounded, read_terms
 from sim.cost.operators import flops, hbm_bytes
 from sim.cost.shapes import Shape, Timing
-from sim.errors import SimctlError
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,11 @@ class Flat:
     @classmethod
     def from_data(cls, terms: Mapping[str, Any], where: str) -> Flat:
         """Terms of a mapping; SimctlError names `where`."""
-        names = {field.name for field in fields(cls)}
-        if set(terms) != names or not all(float(value) > 0 for value in terms.values()):
-            raise SimctlError(f"{where} must hold positive values for {', '.join(sorted(names))}.")
-        return cls(**{name: float(value) for name, value in terms.items()})
+        return read_terms(cls, terms, where, positive=True)
 
 
 @dataclass(frozen=True)
-class FlatCurve:
+class FlatCurve(Unbounded):
     """A roofline of one operator on one GPU, without coverage limits of its own."""
 
     gpu: GpuSpec
@@ -44,18 +41,6 @@ class FlatCurve:
     label: str
     coverage: str = ""
     extrapolation: str = "flag"
-
-    def label_for(self, shape: Shape) -> str:
-        """The label, whatever the shape."""
-        return self.label
-
-    def covered(self, shape: Shape, sms: int) -> bool:
-        """True: the form claims every shape."""
-        return True
-
-    def fixed_s(self, shape: Shape) -> float:
-        """The fixed cost of a call."""
-        return self.terms.fixed_s
 
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds of one call per array element; all SMs count as busy while it works."""
