@@ -57,8 +57,16 @@ MODELS = {
         ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256),
         # what one GPU of a tensor-parallel group computes
         ModelShape("llama-3.1-8b-tp2", 32, 4096, 16, 4, 128, 7168, 64128),
+        ModelShape("llama-3.1-70b-tp2", 80, 8192, 32, 4, 128, 14336, 64128),
         ModelShape("llama-3.1-70b-tp4", 80, 8192, 16, 2, 128, 7168, 32064),
         ModelShape("llama-3.1-70b-tp8", 80, 8192, 8, 1, 128, 3584, 16032),
+        ModelShape("qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936),
+        ModelShape("qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936),
+        # mixtures: the FFN is that of one expert
+        ModelShape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151936),
+        ModelShape("qwen3-235b-a22b", 94, 4096, 64, 4, 128, 1536, 151936),
+        ModelShape("qwen3-235b-a22b-tp4", 94, 4096, 16, 1, 128, 384, 37984),
+        ModelShape("qwen3-235b-a22b-tp8", 94, 4096, 8, 1, 128, 192, 18992),
     )
 }
 
@@ -79,6 +87,12 @@ EXPERTS = {
     for shape in (
         ExpertShape("qwen3-30b-a3b", 2048, 768, 128, 8),
         ExpertShape("qwen3-235b-a22b", 4096, 1536, 128, 8),
+        ExpertShape("mixtral-8x7b", 4096, 14336, 8, 2),
+        # what one GPU of a tensor-parallel group computes: a slice of every expert
+        ExpertShape("qwen3-30b-a3b-tp2", 2048, 384, 128, 8),
+        ExpertShape("qwen3-235b-a22b-tp4", 4096, 384, 128, 8),
+        ExpertShape("qwen3-235b-a22b-tp8", 4096, 192, 128, 8),
+        ExpertShape("mixtral-8x7b-tp2", 4096, 7168, 8, 2),
     )
 }
 

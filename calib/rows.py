@@ -30,12 +30,18 @@ SHAPE = (
     "attention",  # fa2, fa3, sdpa: back end of prefill attention; of mixed attention its variant
     "dtype",  # where it is not bfloat16
     "experts",  # of a grouped GEMM over m tokens; `spread` is the exponent of their popularity
+    "routing",  # rows by expert: dealt in proportion (absent) or drawn
     "compute_ctas",  # synthetic CTAs: how many of each kind, loops of each, lognormal sigma of the loops, how many
     "bandwidth_ctas",  # fit an SM
     "compute_work",
     "bandwidth_work",
     "spread",
     "ctas_per_sm",
+    "gpus",  # of a group; without it one GPU ran alone
+    "message_bytes",  # of one collective or transfer, counted as its module says
+    "piece_bytes",  # of a transfer in scattered pieces
+    "max_ctas",  # limit of the communicator
+    "allreduces",  # 1: layers of a shard with their all-reduces, 0: the same without
     "sms",
     "priority",  # normal, high
 )
@@ -50,6 +56,8 @@ NEIGHBOUR = tuple(
         "decode_batch",
         "context_sum",
         "context_max",
+        "gpus",
+        "message_bytes",
         "sms",
         "priority",
         "mode",  # disjoint, half, whole (overlapping sets), streams (no partition)
@@ -72,18 +80,28 @@ TIMES = (
     "sm_mhz",
     "power_w",
     "throttled",
-    "elapsed_s",  # since the start of a long run
+    "temperature_c",  # of the GPU
+    "elapsed_s",  # since the start of a long run, or of its phase
+    "phase",  # of a long run of several kernels in turn
+    "gap_s",  # a launch that the GPU idles, waiting for the host
     "flops",
     "bytes",
     "error",  # against float32
     "span_s",  # from the first CTA's start to the last one's end, by the GPU's own clock
     "energy_j",  # of one launch, board and all, out of NVML's energy counter
     "sm_active",  # counters, as shares: SM cycles with a resident warp, tensor pipe, HBM
+    "sm_active_max",  # the same of the SM that works longest and of the one that works least
+    "sm_active_min",
     "tensor_active",
     "dram_active",
+    "occupancy",  # resident warps
+    "int_active",
+    "fp32_active",
+    "fp16_active",
+    "l2_bytes",  # that passed through the L2
 )
-KERNEL = ("kernel", "grid", "block", "smem_bytes")
-ORIGIN = ("seed", "unix_s", "point", "skip")
+KERNEL = ("kernel", "grid", "block", "smem_bytes", "registers", "waves")  # waves: of CTAs
+ORIGIN = ("seed", "unix_s", "card", "point", "skip")  # card: how the GPU's uuid begins
 COLUMNS = ("sweep", "model", *SHAPE, *NEIGHBOUR, *TIMES, *KERNEL, *ORIGIN)
 
 
@@ -137,6 +155,13 @@ class Checkpoint:
         self._file.close()
 
 
+def latest(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without those of points that were measured again: of a point, those that share its last row's stamp."""
+    held = [dict(item) for item in rows]
+    last = {item.get("point"): item.get("unix_s") for item in held}
+    return [item for item in held if "point" not in item or item.get("unix_s") == last[item["point"]]]
+
+
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Rows of a checkpoint and the size in bytes of its whole lines."""
     rows, size = [], 0
@@ -170,5 +195,5 @@ def write_table(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
 def read_table(path: Path) -> pd.DataFrame:
     """A table written by `write_table`; list and name columns stay text."""
     text = ("q_tokens", "history_tokens", "neighbour_q_tokens", "neighbour_history_tokens")
-    text += ("decode_contexts", "label", "neighbour_label", "point", "skip")
+    text += ("decode_contexts", "label", "neighbour_label", "card", "point", "skip")
     return pd.read_csv(path, dtype=dict.fromkeys(text, str))

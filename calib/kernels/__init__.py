@@ -12,6 +12,7 @@ from calib.kernels.experts import GroupedGemm
 from calib.kernels.fused import MixedAttention
 from calib.kernels.gemm import Gemm, GemmFp8
 from calib.kernels.layer import Step
+from calib.kernels.routing import Quantise, Routing
 from calib.models import ModelShape, model_shape
 from sim.errors import CalibrationError
 from sim.suggest import nearest
@@ -31,7 +32,12 @@ def make(model: ModelShape, point: Mapping[str, Any]) -> Kernel:
     if kind == "gemm_fp8":
         return GemmFp8(model, point["m"], point["n"], point["k"])
     if kind == "moe":
-        return GroupedGemm(model, point["experts_of"], point["role"], point["m"], point.get("skew", 0.0))
+        how = {key: point[key] for key in ("skew", "routing", "dtype") if key in point}
+        return GroupedGemm(model, point["experts_of"], point["role"], point["m"], **how)
+    if kind == "routing":
+        return Routing(model, point["experts_of"], point["label"], point["m"])
+    if kind == "quantise":
+        return Quantise(model, point["label"], point["m"], point["k"])
     if kind == "fused_attention":
         return MixedAttention(
             model,

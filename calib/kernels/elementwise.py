@@ -36,14 +36,16 @@ class Norm(_Rows):
         self.label = self._ops.source["add_norm"]
         self._x = arena.refresh(arena.scratch(slot, "norm-x", (self.m, self.model.hidden)))
         self._residual = arena.refresh(arena.scratch(slot, "norm-residual", (self.m, self.model.hidden)))
+        own = arena.final_norm.shape[0] == self.model.hidden
+        self._weight = arena.final_norm if own else arena.scratch(slot, "norm-weight", (self.model.hidden,))
 
     def run(self, i: int = 0) -> Any:
-        self._ops.add_norm(self._x, self._residual, self._arena.final_norm)
+        self._ops.add_norm(self._x, self._residual, self._weight)
         return self._x
 
     def reference_error(self) -> float:
         x, residual = self._x.float(), self._residual.float()
-        TorchOps(self._arena.torch).add_norm(x, residual, self._arena.final_norm.float())
+        TorchOps(self._arena.torch).add_norm(x, residual, self._weight.float())
         return relative_error(self.run(), x)
 
 

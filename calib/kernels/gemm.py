@@ -62,11 +62,12 @@ class Gemm(Kernel):
         self._torch = arena.torch
         self._x = arena.refresh(arena.scratch(slot, "gemm-in", (self.m, self.k)))
         self._out = arena.scratch(slot, "gemm-out", (self.m, self.n))
-        if self.role:
-            self._weights = [arena.linear(self.role, i).t() for i in range(arena.layers)]
+        if self.role and arena.linear(self.role, 0).shape == (self.n, self.k):
+            count = 1 if self.role == "lm_head" else arena.layers
+            self._weights = [arena.linear(self.role, i).t() for i in range(count)]
         else:
             self._weights = self._from_gate_up(arena)
-        self.copies = 1 if self.role == "lm_head" else len(self._weights)
+        self.copies = len(self._weights)
 
     def _from_gate_up(self, arena: Arena) -> list[Any]:
         # a foreign (n, k) borrows the memory of the largest linear layers, as many as it has room for

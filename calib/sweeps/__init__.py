@@ -13,11 +13,14 @@ from calib.sweeps.fused import (
     FusedSweep,
     LimitsSweep,
 )
+from calib.sweeps.fused_scatter import HeadsRandomSweep, HeadsSweep, ScatterSweep
 from calib.sweeps.operators import operator_sweeps
 from calib.sweeps.others import ErrorSweep, HostSweep, KernelSweep, RandomSweep
 from calib.sweeps.power import PowerSweep, TicketSweep
 from calib.sweeps.shapes import ExpertSweep, Fp8Sweep, ShapesSweep
+from calib.sweeps.shards import ExpertShardsSweep, Fp8ShardsSweep, RoutingSweep, ShardsSweep
 from calib.sweeps.steps import DecodeStepSweep, HotSweep, PrefillLayerSweep, StepSweep
+from calib.sweeps.watts import ClockStepSweep, PowerDutySweep, PowerMixSweep
 from sim.errors import SimctlError
 from sim.suggest import nearest
 
@@ -39,14 +42,23 @@ def all_sweeps(random: int, seed: int) -> list[Sweep]:
         AttentionShareSweep(),
         TicketSweep(),
         FusedShapesSweep(),
+        ScatterSweep(),
+        HeadsSweep(),
         ShapesSweep(),
         ExpertSweep(),
         Fp8Sweep(),
+        ShardsSweep(),
+        ExpertShardsSweep(),
+        RoutingSweep(),
+        Fp8ShardsSweep(),
         HotSweep(),
         PowerSweep(),
+        PowerDutySweep(),
+        ClockStepSweep(),
+        PowerMixSweep(seed),
     ]
     if random:
-        sweeps += [RandomSweep(random, seed), FusedRandomSweep(5 * random, seed)]
+        sweeps += [RandomSweep(random, seed), FusedRandomSweep(5 * random, seed), HeadsRandomSweep(seed)]
     return [*sweeps, KernelSweep()]  # last, so that no timing runs in a process that was profiled
 
 

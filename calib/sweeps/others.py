@@ -10,6 +10,8 @@ import numpy as np
 from calib.bench import Bench
 from calib.hostcost import LABELS
 from calib.kernels import attention, elementwise, gemm, make
+from calib.kernels.experts import DRAWN, FP8
+from calib.kernels.routing import QUANTISE, ROUTING
 from calib.models import ROLES
 from calib.partition import HIGH, NORMAL
 from calib.sweep import Point, Sweep
@@ -97,6 +99,11 @@ class ErrorSweep(Sweep):
             shape = {"q": [70], "h": [130], "contexts": [40, 333], "attention": backend}
             made.append({"kind": "mixed_layer", **shape, "layers": 2})
         made.append({"kind": "decode_attention", "contexts": [1, 17, 500, 2000], "attention": "fa2"})
+        mixture = {"experts_of": "qwen3-30b-a3b", "m": 40}
+        for dtype in ("bfloat16", FP8):
+            made.append({"kind": "moe", **mixture, "role": "gate_up", "routing": DRAWN, "dtype": dtype})
+        made += [{"kind": "routing", **mixture, "label": label} for label in ROUTING]
+        made += [{"kind": "quantise", "label": label, "m": 40, "k": 4096} for label in QUANTISE]
         return [{**p, "sms": lab.facts.sms} for p in made]
 
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:

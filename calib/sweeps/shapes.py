@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from calib.bench import Bench
-from calib.models import EXPERTS, ROLES, model_shape
+from calib.models import ROLES, model_shape
 from calib.sweep import Point
 from calib.sweeps.common import SoloSweep
 
@@ -13,6 +13,7 @@ MODELS = ("llama-2-7b", "yi-6b", "llama-3.1-70b-tp4", "llama-3.1-70b-tp8")
 M = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 CHUNKS, HISTORIES = (64, 256, 512, 1024, 2048, 4096), (0, 4096, 16384)
 BATCHES, CONTEXTS = (4, 16, 64, 128, 256), (512, 2048, 8192)
+EXPERTS = ("qwen3-30b-a3b", "qwen3-235b-a22b")
 EXPERT_M = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 SKEWS = (0.0, 0.6, 1.0, 1.2)
 MOST_TOKENS = 1 << 20
