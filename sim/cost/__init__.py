@@ -31,7 +31,7 @@ def load_cost(
     from sim.cost.gpu import load_gpu
     from sim.cost.launching import Launching
     from sim.cost.model import load_model
-    from sim.cost.parallel import shard, with_ring
+    from sim.cost.parallel import shard, with_group
     from sim.cost.power import with_cap
     from sim.cost.profile import load_profile
     from sim.cost.profiled import ProfiledCost, checked_scale
@@ -41,7 +41,7 @@ def load_cost(
     _check_kernels(options)
     spec = load_model(model)
     tp = (parallel or {}).get("tp", 1)
-    chosen = with_cap(with_ring(load_profile(profile, load_gpu(gpu)), tp), power_cap_w)
+    chosen = with_group(with_cap(load_profile(profile, load_gpu(gpu)), power_cap_w), tp)
     launching = Launching(options.get("launch", "graph"), chosen.host)
     scale = checked_scale(options.get("scale"), spec, tp)
     attention = AttentionMode(options.get("attention", "serial"))

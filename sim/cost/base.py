@@ -26,6 +26,7 @@ OPERATORS = (
     "sampling",
     "lm_head",
     "allreduce",
+    "allgather",
 )
 EXTRAPOLATION = ("raise", "flag", "clip")
 

@@ -241,13 +241,14 @@ def _linear_tables(cost: ProfiledCost, limits: Limits, sms: int) -> tuple[Floats
     head = cost.linear("sequences", head_grid, sms)
     factor = cost.chunked_factor(grid, sms)
     gaps = cost.model.layers * cost.gap_s(grid, sms)
+    between, gather = cost.collective("tokens", grid, sms), cost.collective("sequences", head_grid, sms)
     return (
-        _stairs(grid, timing.seconds + gaps, graph),
-        _stairs(grid, timing.seconds * factor, eager),
-        _stairs(grid, timing.sm_s, graph),
-        _stairs(grid, timing.sm_s * factor, eager),
-        _stairs(head_grid, head.seconds, rows),
-        _stairs(head_grid, head.sm_s, rows),
+        _stairs(grid, timing.seconds + gaps + between.seconds, graph),
+        _stairs(grid, timing.seconds * factor + between.seconds, eager),
+        _stairs(grid, timing.sm_s + between.sm_s, graph),
+        _stairs(grid, timing.sm_s * factor + between.sm_s, eager),
+        _stairs(head_grid, head.seconds + gather.seconds, rows),
+        _stairs(head_grid, head.sm_s + gather.sm_s, rows),
     )
 
 

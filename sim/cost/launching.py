@@ -46,10 +46,13 @@ def grid_tokens(m: Any) -> Ints:
 @dataclass(frozen=True)
 class Launching:
     """Host time of steps under one launch mode: `graph` (full graphs for decode, piecewise ones for steps with
-    a chunk, as vLLM v1 does by default) or `eager` (the host launches every kernel)."""
+    a chunk, as vLLM v1 does by default) or `eager` (the host launches every kernel).
+
+    `pads`: are batches padded to captured sizes?"""
 
     mode: str
     terms: HostTerms
+    pads: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -59,7 +62,12 @@ class Launching:
 
     def padded(self, m: Any, graph: bool) -> Ints:
         """Tokens that the linear layers compute for a batch of m."""
-        return captured_tokens(m) if graph and self.mode == "graph" else np.asarray(m, dtype=np.int64)
+        padded = graph and self.pads and self.mode == "graph"
+        return captured_tokens(m) if padded else np.asarray(m, dtype=np.int64)
+
+    def captured(self, m: Any) -> Any:
+        """Do the kernels between attention calls come from a graph, in steps of m tokens? Larger ones are eager."""
+        return np.logical_and(self.mode == "graph", np.asarray(m) <= MAX_CAPTURED)
 
     def host_s(self, sequences: Any, graph: bool, layers: int) -> Floats:
         """Host time that the GPU's work can overlap, for steps of so many sequences."""

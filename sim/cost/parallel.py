@@ -1,20 +1,26 @@
-"""Tensor parallelism: each GPU of a group holds a shard of every layer, and rings add up what the shards made.
+"""Tensor parallelism: each GPU of a group holds a shard of every layer, and collectives add up what the shards made.
 
 Cut as Megatron-LM cuts (arXiv:1909.08053 section 3): heads, FFN columns and the vocabulary are divided, norms and the
-residual are whole on every GPU, and a layer ends its attention and its FFN with an all-reduce.
+residual are whole on every GPU, a layer ends its attention and its FFN with an all-reduce, and the logits are gathered
+before sampling. A collective is priced by what the profile measured of it; for a number of GPUs that was not measured
+the link of each GPU carries what a ring carries; without any measurement by a ring at the data sheet's rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from sim.cost.base import HostTerms
+from sim.cost.collectives import Measured, ring_hops, ring_share
 from sim.cost.gpu import GpuSpec
 from sim.cost.model import ModelSpec
 from sim.cost.operators import Operator, linear_operators
 from sim.cost.profile import CurveProfile, digest
-from sim.cost.shapes import Elementwise, Shape, Timing
+from sim.cost.shapes import Elementwise, Floats, Shape, Timing
 from sim.errors import SimctlError
 
 MAX_GROUP = 8  # GPUs of one machine; beyond it the ring would cross the network
@@ -22,15 +28,18 @@ MAX_GROUP = 8  # GPUs of one machine; beyond it the ring would cross the network
 # aiconfigurator-core 0.12.0's tables of vLLM's own all-reduce in graphs, 2 to 8 GPUs, up to 64 MB
 RING_FIXED_S, RING_HOP_S, RING_SHARE = 4.3e-6, 0.15e-6, 0.7
 RING_SMS = 24  # SMs that the kernel holds, an assumption
+USED = ("allreduce", "allgather")  # collectives of a pass
+EXTRAPOLATED_SD = 0.2  # of a ring over another number of GPUs than was measured
 
 
 @dataclass(frozen=True)
-class AllReduceCurve:
-    """All-reduce of `rows` x `bytes_per_row` over a ring: 2 (n - 1) hops, each carrying an n-th of the bytes."""
+class RingCurve:
+    """A collective of `rows` x `bytes_per_row` over a ring: hops one after the other, each with its share of bytes."""
 
     gpu: GpuSpec
     gpus: int
     label: str
+    collective: str = "allreduce"
     coverage: str = ""
     extrapolation: str = "flag"
 
@@ -40,7 +49,7 @@ class AllReduceCurve:
 
     def fixed_s(self, shape: Shape) -> float:
         """Time of a call that carries nothing."""
-        return RING_FIXED_S + 2 * (self.gpus - 1) * RING_HOP_S
+        return RING_FIXED_S + ring_hops(self.collective, self.gpus) * RING_HOP_S
 
     def label_for(self, shape: Shape) -> str:
         """The label, whatever the shape."""
@@ -48,11 +57,82 @@ class AllReduceCurve:
 
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds per array element; the SM clock does not matter to a link."""
-        if not isinstance(shape, Elementwise):
-            raise TypeError(f"an all-reduce has rows of bytes, not a {type(shape).__name__}")
-        carried = 2 * (self.gpus - 1) / self.gpus * np.asarray(shape.rows, np.float64) * shape.bytes_per_row
+        carried = ring_share(self.collective, self.gpus) * message_bytes(shape)
         seconds = self.fixed_s(shape) + carried / (RING_SHARE * self.gpu.peer_gb_s * 1e9)
         return Timing(seconds=seconds, sm_s=seconds * min(sms, RING_SMS))
+
+
+@dataclass(frozen=True)
+class GroupCurve:
+    """A measured collective for a group of `gpus` GPUs; `uncaptured`: the one of eager launches.
+
+    Another number of GPUs than `measured` has takes what the measured group takes for the message with which each link
+    carries as many bytes, and the further hops of a ring.
+    """
+
+    gpu: GpuSpec
+    measured: Measured
+    gpus: int
+    label: str
+    coverage: str
+    extrapolation: str = "flag"
+    uncaptured: GroupCurve | None = None
+
+    @property
+    def same(self) -> bool:
+        """Was just this number of GPUs measured?"""
+        return self.measured.gpus == self.gpus
+
+    def covered(self, shape: Shape, sms: int) -> bool:
+        """Was a group of as many GPUs measured, up to messages of this size?"""
+        return self.same and self.measured.knots.holds(message_bytes(shape))
+
+    def fixed_s(self, shape: Shape) -> float:
+        """Time of the smallest message."""
+        return float(self.measured.knots.seconds[0]) + self._hops_s()
+
+    def label_for(self, shape: Shape) -> str:
+        """The label, whatever the shape."""
+        return self.label
+
+    def spread(self, shape: Shape, sms: int) -> float:
+        """Relative standard error."""
+        return max(self.measured.sd, 0.0 if self.same else EXTRAPOLATED_SD)
+
+    def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
+        """Seconds and SM-seconds per array element; the SM clock does not matter to a link."""
+        size = message_bytes(shape)
+        name = self.measured.collective
+        alike = size * ring_share(name, self.gpus) / ring_share(name, self.measured.gpus)
+        seconds = np.asarray(self.measured.knots.at(alike) + self._hops_s())
+        seconds = seconds * self.measured.given(alike, sms, self.gpu.sms)
+        return Timing(seconds=seconds, sm_s=seconds * np.minimum(sms, self.measured.held(alike)))
+
+    def launched(self, shape: Shape, sms: int, captured: Callable[[Any], Any]) -> Timing:
+        """`timing` of calls from a graph where the rows are `captured`, else of eager ones."""
+        found = self.timing(shape, sms)
+        if self.uncaptured is None or not isinstance(shape, Elementwise):
+            return found
+        eager, held = self.uncaptured.timing(shape, sms), captured(shape.rows)
+        return Timing(
+            seconds=np.where(held, found.seconds, eager.seconds), sm_s=np.where(held, found.sm_s, eager.sm_s)
+        )
+
+    def _hops_s(self) -> float:
+        name = self.measured.collective
+        return RING_HOP_S * max(0, ring_hops(name, self.gpus) - ring_hops(name, self.measured.gpus))
+
+
+def message_bytes(shape: Shape) -> Floats:
+    """Bytes of a collective's messages."""
+    if not isinstance(shape, Elementwise):
+        raise TypeError(f"a collective has rows of bytes, not a {type(shape).__name__}")
+    return np.asarray(shape.rows, np.float64) * shape.bytes_per_row
+
+
+def is_collective(operator: str) -> bool:
+    """Is this operator one of a group of GPUs, whose time no SM clock and no composition factor touches?"""
+    return operator.split("/")[0] in USED
 
 
 def shard(model: ModelSpec, tp: int) -> ModelSpec:
@@ -81,18 +161,17 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
 
 
 def parallel_operators(part: ModelSpec, tp: int) -> tuple[Operator, ...]:
-    """Operators of one GPU's shard, with the all-reduces behind them; logits are gathered before sampling."""
+    """Operators of one GPU's shard, with the collectives behind them; logits are gathered before sampling."""
     operators = linear_operators(part)
     if tp == 1:
         return operators
     residual = part.hidden * part.dtype_bytes
-    # gathering moves half of what reducing does
-    logits = part.vocab * tp * part.dtype_bytes // 2
+    logits = part.vocab * tp * part.dtype_bytes
     behind = {
         "embedding": Operator("allreduce/embedding", scope="first", bytes_per_row=residual),
         "gemm/o": Operator("allreduce/attention", bytes_per_row=residual),
         "gemm/down": Operator("allreduce/ffn", bytes_per_row=residual),
-        "lm_head": Operator("allreduce/logits", scope="last", rows="sequences", bytes_per_row=logits),
+        "lm_head": Operator("allgather/logits", scope="last", rows="sequences", bytes_per_row=logits),
     }
     made: list[Operator] = []
     for operator in operators:
@@ -103,16 +182,54 @@ def parallel_operators(part: ModelSpec, tp: int) -> tuple[Operator, ...]:
     return tuple(made)
 
 
-def with_ring(profile: CurveProfile, tp: int) -> CurveProfile:
-    """The profile with a curve for the all-reduces of a group of `tp` GPUs."""
+def with_group(profile: CurveProfile, tp: int) -> CurveProfile:
+    """The profile with curves for the collectives of a group of `tp` GPUs, and the host's time to launch them."""
     if tp == 1:
         return profile
-    link = "NVLink" if profile.gpu.nvlink_gb_s else "PCIe"
-    curve = AllReduceCurve(
-        profile.gpu, tp, f"extrapolated from the data sheet's {link} rate by a ring over {tp} GPUs"
-    )
+    curves = {**profile.curves, **{name: group_curve(profile, name, tp) for name in USED}}
     return replace(
         profile,
-        curves={**profile.curves, "allreduce": curve},
-        content_hash=digest([profile.content_hash, "ring", tp]),
+        curves=curves,
+        host=_host(profile, tp),
+        content_hash=digest([profile.content_hash, "group", tp]),
+    )
+
+
+def group_curve(profile: CurveProfile, collective: str, gpus: int) -> GroupCurve | RingCurve:
+    """The curve of one collective: measured, extrapolated from another number of GPUs, or by the data sheet."""
+    eager, graph = (_measured_curve(profile, collective, gpus, launch) for launch in ("eager", "graph"))
+    if graph is None:
+        link = "NVLink" if profile.gpu.nvlink_gb_s else "PCIe"
+        label = f"extrapolated from the data sheet's {link} rate by a ring over {gpus} GPUs"
+        return RingCurve(profile.gpu, gpus, label, collective)
+    return replace(graph, uncaptured=eager)
+
+
+def _measured_curve(profile: CurveProfile, collective: str, gpus: int, launch: str) -> GroupCurve | None:
+    source = profile.collectives
+    found = None if source is None else source.basis(collective, gpus, launch)
+    if source is None or found is None:
+        return None
+    label = source.label
+    if found.launch != launch:
+        label = f"extrapolated from {profile.name} by {collective} launched as {found.launch}"
+    if found.gpus != gpus:
+        label = f"extrapolated from {profile.name}'s {collective} of {found.gpus} GPUs by a ring over {gpus}"
+    largest = found.knots.sizes[-1]
+    coverage = f"{collective} of {found.gpus} GPUs, {launch}, to {largest / 2**20:g} MiB"
+    return GroupCurve(profile.gpu, found, gpus, label, coverage)
+
+
+def _host(profile: CurveProfile, tp: int) -> HostTerms:
+    """Host terms with the eager launches of a layer's two all-reduces, and of the embedding's and the logits'."""
+    costs = []
+    for name in USED:
+        found = None if profile.collectives is None else profile.collectives.basis(name, tp, "eager")
+        costs.append(0.0 if found is None else found.host_s)
+    reduce_s, gather_s = costs
+    terms = profile.host
+    return replace(
+        terms,
+        eager_layer_s=terms.eager_layer_s + 2 * reduce_s,
+        eager_base_s=terms.eager_base_s + reduce_s + gather_s,
     )

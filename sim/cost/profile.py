@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import yaml
 
 from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
+from sim.cost.collectives import Collectives
+from sim.cost.collectives_file import load_collectives
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import load_curve, read_curves
 from sim.cost.measured_contention import MeasuredContention, load_contention
@@ -50,8 +52,9 @@ class CurveProfile:
     """A profile whose curves are all loaded; `curves` may hold a family (`gemm`) or a variant (`gemm/qkv`).
 
     `composition`: whole steps against the sum of operators; `contention`: measured slowdowns side by side (None: the
-    analytic guess); `fused`: attention of mixed batches against separate kernels (None: a model). `jitter_sd`: sd of
-    the logarithm of a step's time between repeats (kernel times of public tables vary by 0.9-1.1 %).
+    analytic guess); `fused`: attention of mixed batches against separate kernels (None: a model); `collectives`: of
+    several GPUs of a machine (None: rings by the data sheet). `jitter_sd`: sd of the logarithm of a step's time between
+    repeats (kernel times of public tables vary by 0.9-1.1 %).
     """
 
     name: str
@@ -64,6 +67,7 @@ class CurveProfile:
     fused: FusedSurface | None = None
     composition: Composition | None = None
     jitter_sd: float = 0.01
+    collectives: Collectives | None = None
 
     def curve(self, operator: str) -> Curve:
         """The curve of an operator, by full name or by family."""
@@ -152,8 +156,8 @@ class CurveEntry:
 @dataclass(frozen=True)
 class FolderSchema:
     """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
-    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`, and `fused` likewise that
-    of `sim.cost.measured_fused`. `steps` (`file`,
+    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`, `fused` likewise that
+    of `sim.cost.measured_fused`, and `collectives` the file of `sim.cost.collectives_file`. `steps` (`file`,
     `label`, `jitter_sd`): terms of whole steps, under `composition` of a `curves.json`.
 
     Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
@@ -169,6 +173,7 @@ class FolderSchema:
     contention: Mapping[str, Any]
     fused: Mapping[str, Any]
     steps: Mapping[str, Any]
+    collectives: Mapping[str, Any]
 
 
 SCHEMA_VERSION = 1
@@ -182,6 +187,7 @@ FOLDER_KEYS = (
     "contention",
     "fused",
     "steps",
+    "collectives",
     "about",
 )
 STEP_KEYS = ("file", "label", "jitter_sd")
@@ -216,14 +222,18 @@ def read_schema(folder: Path) -> FolderSchema:
         if not data.get(key):
             raise SimctlError(f"{path}: key '{key}' is missing.")
     entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
-    contention, fused = (_surface_entry(data, name, path) for name in ("contention", "fused"))
+    contention, fused, collectives = (
+        _surface_entry(data, name, path) for name in ("contention", "fused", "collectives")
+    )
     host, energy = data.get("host") or {}, data.get("energy") or {}
     steps = data.get("steps") or {}
     _known(steps, STEP_KEYS, f"{path}, steps")
     for key in ("file", "label"):
         if steps and not isinstance(steps.get(key), str):
             raise SimctlError(f"{path}, steps: key '{key}' is missing or no text.")
-    return FolderSchema(data["name"], data["gpu"], entries, host, energy, contention, fused, steps)
+    return FolderSchema(
+        data["name"], data["gpu"], entries, host, energy, contention, fused, steps, collectives
+    )
 
 
 def _surface_entry(data: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
@@ -311,6 +321,7 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         fused=_fused(folder, schema.fused),
         composition=_composition(folder, schema.steps),
         jitter_sd=float(schema.steps.get("jitter_sd", CurveProfile.jitter_sd)),
+        collectives=_collectives(folder, schema.collectives),
     )
 
 
@@ -332,6 +343,12 @@ def _contention(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> Measure
 
 def _fused(folder: Path, entry: Mapping[str, Any]) -> FusedSurface | None:
     return load_fused(folder / entry["file"], entry["label"], entry.get("coverage", "")) if entry else None
+
+
+def _collectives(folder: Path, entry: Mapping[str, Any]) -> Collectives | None:
+    if not entry:
+        return None
+    return load_collectives(folder / entry["file"], entry["label"], entry.get("coverage", ""))
 
 
 def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:

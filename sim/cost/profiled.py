@@ -28,7 +28,7 @@ from sim.cost.operators import (
     layer_span,
     prefill_shape,
 )
-from sim.cost.parallel import parallel_operators
+from sim.cost.parallel import GroupCurve, is_collective, parallel_operators
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
@@ -77,6 +77,7 @@ class ProfiledCost:
                 asdict(self.launching.terms),
                 dict(self.scale),
                 self.tp,
+                *([] if self.launching.pads else ["unpadded"]),
             ]
         )
 
@@ -91,7 +92,11 @@ class ProfiledCost:
 
     def timing(self, operator: str, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """One call of an operator, what-if factor included."""
-        timing, factor = self.profile.curve(operator).timing(shape, sms, clock), self.factor(operator)
+        curve, factor = self.profile.curve(operator), self.factor(operator)
+        if isinstance(curve, GroupCurve):
+            timing = curve.launched(shape, sms, self.launching.captured)
+        else:
+            timing = curve.timing(shape, sms, clock)
         return timing if factor == 1.0 else Timing(timing.seconds * factor, timing.sm_s * factor)
 
     def chunked_factor(self, tokens: Any, sms: int) -> Floats | float:
@@ -106,8 +111,15 @@ class ProfiledCost:
 
     def linear(self, rows: str, count: Ints, sms: int) -> Timing:
         """Whole-pass cost of the operators whose size follows `tokens` or `sequences`, for an array of counts."""
+        return self._summed([one for one in self.operators if not is_collective(one.name)], rows, count, sms)
+
+    def collective(self, rows: str, count: Ints, sms: int) -> Timing:
+        """Whole-pass cost of the collectives between GPUs, likewise; no time without a group."""
+        return self._summed([one for one in self.operators if is_collective(one.name)], rows, count, sms)
+
+    def _summed(self, operators: Sequence[Operator], rows: str, count: Ints, sms: int) -> Timing:
         seconds, sm_s = np.zeros(len(count)), np.zeros(len(count))
-        for operator in self.operators:
+        for operator in operators:
             if operator.rows == rows:
                 one = self.timing(operator.name, operator.shape(count), sms)
                 times = calls(operator, self.model, None)
@@ -169,7 +181,7 @@ class ProfiledCost:
             if times and count[0]:
                 shape = operator.shape(count)
                 timing = self.timing(operator.name, shape, sms, clock)
-                if launch.chunks and operator.rows == "tokens":
+                if launch.chunks and operator.rows == "tokens" and not is_collective(operator.name):
                     factor = self.chunked_factor(count, sms)
                     timing = Timing(timing.seconds * factor, timing.sm_s * factor)
                 self._check(operator.name, shape, sms, flags)

@@ -8,7 +8,7 @@ import pytest
 from sim.cost import load_cost
 from sim.cost.gpu import load_gpu
 from sim.cost.model import load_model
-from sim.cost.parallel import RING_FIXED_S, RING_HOP_S, RING_SHARE, AllReduceCurve, shard
+from sim.cost.parallel import RING_FIXED_S, RING_HOP_S, RING_SHARE, RingCurve, shard
 from sim.cost.shapes import Elementwise, Launch
 from sim.errors import SimctlError
 
@@ -44,7 +44,7 @@ def test_kv_capacity_is_that_of_distserves_table(name: str, tp: int, published: 
 @pytest.mark.parametrize("launch", [PREFILL, DECODE])
 def test_eight_gpus_are_faster_than_one_but_not_eight_times(launch: Launch) -> None:
     alone, shared = ONE.solo(launch), EIGHT.solo(launch)
-    rings = [part for part in shared.by_operator if part.name.startswith("allreduce")]
+    rings = [part for part in shared.by_operator if part.name.startswith("all")]
     assert [part.calls for part in rings] == [1, 80, 80, 1]
     assert all("extrapolated" in part.label for part in rings)
     assert 2 < alone.gpu_s / shared.gpu_s < 8
@@ -55,11 +55,11 @@ def test_eight_gpus_are_faster_than_one_but_not_eight_times(launch: Launch) -> N
 
 def test_a_ring_costs_its_hops_and_its_bytes() -> None:
     gpu = load_gpu("h100-sxm")
-    curve = AllReduceCurve(gpu, 4, "")
+    curve = RingCurve(gpu, 4, "")
     seconds = curve.timing(Elementwise(np.array([1024]), 16384), gpu.sms).seconds[0]
     carried = 1.5 * 1024 * 16384 / (RING_SHARE * 450e9)
     assert seconds == pytest.approx(RING_FIXED_S + 6 * RING_HOP_S + carried, rel=1e-12)
-    slow = AllReduceCurve(load_gpu("l40s"), 4, "")
+    slow = RingCurve(load_gpu("l40s"), 4, "")
     assert slow.timing(Elementwise(np.array([1024]), 16384), 142).seconds[0] > 4 * seconds
 
 
@@ -67,7 +67,7 @@ def test_price_tables_hold_the_rings() -> None:
     p, one = (
         cost.compile(max_tokens=256, max_seqs=8, max_context=4096, compiled=True) for cost in (EIGHT, ONE)
     )
-    ring = sum(part.seconds for part in EIGHT.solo(DECODE).by_operator if part.name.startswith("allreduce"))
+    ring = sum(part.seconds for part in EIGHT.solo(DECODE).by_operator if part.name.startswith("all"))
     assert ring < p.dense_graph_s[16] + p.head_s[8] < one.dense_graph_s[16] / 3
     assert EIGHT.profile_hash != ONE.profile_hash
 
