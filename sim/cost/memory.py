@@ -74,6 +74,7 @@ def plan_memory(
             f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
             f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime, leaves "
             f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."
+            f"{_way_out(budget - RUNTIME_BYTES - block_bytes, weights, activations, gpus, gpu_memory_utilization)}"
         )
     blocks = room // block_bytes
     if num_gpu_blocks is not None:
@@ -92,6 +93,22 @@ def plan_memory(
         block_size=block_size,
         num_blocks=blocks,
     )
+
+
+def _way_out(room: int, weights: int, activations: int, gpus: int, utilization: float) -> str:
+    """What would make weights and activations fit: fewer tokens where these are too many, else more GPUs or memory.
+
+    `room`: bytes for both. Activations are taken as those of one GPU however many there are: on the safe side.
+    """
+    ways = ["a smaller step of the policy"] if weights < room else []
+    for more in (2, 4, 8):
+        if room > 0 and weights / more + activations <= room:
+            ways.append(f"parallel.tp: {gpus * more}")
+            break
+    ways.append("a larger GPU")
+    if utilization < 0.9:
+        ways.append("a higher memory.gpu_memory_utilization")
+    return f" Give it {', or '.join(ways)}."
 
 
 def _gib(count: float) -> str:

@@ -68,9 +68,7 @@ def build_replica(
     compiled = is_compiled(policy)
     tokens, seqs = largest_step(policy, d)
     order = policy.run_order if compiled else int(getattr(policy, "run_order", BY_ADMISSION))
-    pairs = policy.sm_sets(d) if compiled else object_sets(policy, d)
-    check_sets(pairs, d, str(getattr(policy, "label", "")))
-    sizes = policy.price_partitions(d) if compiled else sizes_of(pairs, d)
+    pairs, sizes = sets_of(policy, d)
     partitions = sizes[1:]
     p = cost.compile(
         max_tokens=tokens,
@@ -126,6 +124,24 @@ def build_replica(
         hot.prepare(begin, q, r, p)
         hot.prepare(execute, q, r, a, p)
     return one, loop if settings.bursts else _without_bursts(loop)
+
+
+def sets_of(policy: Any, d: Deployment) -> tuple[list[tuple[int, int]], list[int]]:
+    """(prefill SMs, decode SMs) that may run side by side, and SMs of each price partition, the whole GPU first.
+
+    Raises SimctlError for sets that the mechanism cannot make.
+    """
+    compiled = is_compiled(policy)
+    pairs = policy.sm_sets(d) if compiled else object_sets(policy, d)
+    check_sets(pairs, d, str(getattr(policy, "label", "")))
+    return pairs, policy.price_partitions(d) if compiled else sizes_of(pairs, d)
+
+
+def check_settings(policy: Any, d: Deployment) -> None:
+    """Raise SimctlError for settings of a policy that cannot work where it is deployed."""
+    sets_of(policy, d)
+    if is_compiled(policy):
+        policy.bind(d)
 
 
 def hot_loops(policy: Any) -> tuple[Callable[..., Any], ...]:

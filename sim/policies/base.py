@@ -59,7 +59,9 @@ class CompiledPolicy:
     # what the numbers mean that a plan gives as its REASON, from 0 on: a column `split_reason` of the step log
     split_reasons: ClassVar[tuple[str, ...]] = ()
     state_slots: ClassVar[int] = POLICY_SLOTS  # integers and floats of a replica that are the policy's own
-    predicts: ClassVar[bool] = False  # one lane: `advance` takes the believed prices after the true ones
+    predicts: ClassVar[bool] = (
+        False  # reads believed prices; `advance` takes them after the true ones on one lane, too
+    )
     advance: ClassVar[Callable[..., None]]
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:
@@ -73,6 +75,16 @@ class CompiledPolicy:
     def wait_order(self) -> str:
         """How requests wait: `fcfs`, or `priority` (of the request, lower first; then by arrival)."""
         return "fcfs"
+
+    @property
+    def heeds_estimator(self) -> bool:
+        """Can what it believes of prices change a decision?"""
+        return self.predicts
+
+    @property
+    def mixes(self) -> bool:
+        """Can a step of it hold prompt chunks and decodes?"""
+        return False
 
     @property
     def block_size(self) -> int | None:

@@ -53,6 +53,7 @@ class BulletPolicy(CompiledPolicy):
     source = "Bullet, arXiv:2504.19516 (ASPLOS 2026)"
     mirrors = "the paper's system on SGLang 0.4.6; its scheduler and estimator are not public"
     lanes = 2
+    predicts = True
     state_slots = SLOTS
     split_reasons = (
         "one phase alone",
@@ -111,7 +112,7 @@ class BulletPolicy(CompiledPolicy):
             minimum=1,
         ),
         "longest_pass": Knob(
-            8192, "longer prompts run in pieces", "SGLang's chunked_prefill_size", minimum=1
+            8192, "longer prompts run in pieces", "SGLang's chunked_prefill_size", minimum=16
         ),
         "max_num_seqs": Knob(
             512, "most running requests", "choice; the most that CUDA graphs are captured for", minimum=1
@@ -139,6 +140,11 @@ class BulletPolicy(CompiledPolicy):
     def decode_priority(self) -> str:
         """Priority of decode's stream, which the contention surface goes by."""
         return str(self["decode_stream"])
+
+    @property
+    def heeds_estimator(self) -> bool:
+        """Without scheduler and partition there is nothing to decide."""
+        return bool(self["partition"] or self["scheduler"])
 
     def max_tokens(self, deployment: Deployment) -> int:
         """The longest pass."""

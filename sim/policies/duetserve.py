@@ -150,6 +150,8 @@ class DuetServePolicy(CompiledPolicy):
     source = "DuetServe, arXiv:2511.04791"
     mirrors = "the paper's description; its code was not read"
     lanes = 2
+    predicts = True
+    mixes = True
     knobs = {  # noqa: RUF012
         "token_budget": Knob(8192, "tokens of a step", "choice; vLLM's default on these GPUs", minimum=1),
         "max_num_seqs": Knob(256, "most running requests", "choice; vLLM's default", minimum=1),

@@ -225,6 +225,7 @@ class MuxWisePolicy(GroupedPolicy):
     """Decode gets what its SLO needs and prefill the rest, by a solo predictor and a contention guard."""
 
     name = "muxwise"
+    predicts = True
     source = "MuxWise (Drift), ASPLOS 2026, arXiv:2504.14489"
     split_reasons = (
         "granted with an earlier step",

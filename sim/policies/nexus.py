@@ -174,6 +174,7 @@ class NexusPolicy(CompiledPolicy):
     source = "Nexus, arXiv:2507.06608"
     mirrors = "the paper's description; its code was not read"
     lanes = 2
+    predicts = True
     knobs = {  # noqa: RUF012
         "token_budget": Knob(
             2048, "prompt tokens of a prefill batch", "choice; vLLM 0.8.1's default", minimum=1

@@ -18,6 +18,7 @@ from sim.cost.step import chunked_pass_s, prefill_attention_s
 from sim.engine.deployment import Deployment
 from sim.engine.lane import begin, execute
 from sim.engine.layout import N_CHUNKS, OVERHANG, REPEAT, WHOLE_GPU
+from sim.errors import SimctlError
 from sim.jit import jit
 from sim.policies.base import Knob
 from sim.policies.parts.predict import next_batch, next_context
@@ -168,15 +169,23 @@ class PodPolicy(SarathiPolicy):
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:
         super().__init__(label, **settings)
-        self._mode = AttentionMode(
-            "pod",
-            variant=self["variant"],
-            tickets=self["tickets"],
-            split=self["split"],
-            ctas_per_sm=int(self["ctas_per_sm"]),
-            contiguous=self["contiguous_kv"],
-            speedup=float(self["speedup"]),
-        )
+        try:
+            self._mode = AttentionMode(
+                "pod",
+                variant=self["variant"],
+                tickets=self["tickets"],
+                split=self["split"],
+                ctas_per_sm=int(self["ctas_per_sm"]),
+                contiguous=self["contiguous_kv"],
+                speedup=float(self["speedup"]),
+            )
+        except SimctlError as error:
+            raise SimctlError(f"policy '{self.label}': {error}") from None
+
+    @property
+    def heeds_estimator(self) -> bool:
+        """Only a limit on what a step may take is kept by belief."""
+        return bool(self["limit_from_slo"] or self["step_limit_ms"] is not None)
 
     def attention(self, deployment: Deployment) -> AttentionMode:
         """The fused kernel that the knobs name."""

@@ -110,6 +110,7 @@ class SarathiPolicy(CompiledPolicy):
     source = "Sarathi-Serve, arXiv:2403.02310 Algorithm 3"
     mirrors = "sarathi-serve 96f9911 (OSDI'24 artefact)"
     run_order = BY_ARRIVAL
+    mixes = True
     knobs = {  # noqa: RUF012
         "token_budget": Knob(
             512, "tokens of a step (chunk_size)", "arXiv:2403.02310 section 5.1 (strict SLO)", minimum=1

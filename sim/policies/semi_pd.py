@@ -103,6 +103,7 @@ class SemiPdPolicy(CompiledPolicy):
     source = "semi-PD, arXiv:2504.19867"
     mirrors = "the paper's description; infinigence/Semi-PD 2565f9f for the static preset"
     lanes = 2
+    predicts = True
     knobs = {  # noqa: RUF012
         "prefill_pct": Knob(
             80,
@@ -149,6 +150,11 @@ class SemiPdPolicy(CompiledPolicy):
         ),
     }
     advance = advance
+
+    @property
+    def heeds_estimator(self) -> bool:
+        """The load that the feedback's fits subtract is believed; a static split asks for nothing."""
+        return bool(self["dynamic"])
 
     def max_tokens(self, deployment: Deployment) -> int:
         """A prefill batch or a decode step."""

@@ -275,6 +275,11 @@ class SglangPolicy(CompiledPolicy):
     advance = advance
 
     @property
+    def mixes(self) -> bool:
+        """Decodes ride along only if asked to."""
+        return bool(self["mixed_chunk"])
+
+    @property
     def block_size(self) -> int | None:
         """SGLang counts its pool in pages."""
         return int(self["page_size"])

@@ -29,7 +29,7 @@ class SloAdmission:
     name = "slo-admission"
     source = "early rejection of Mooncake, arXiv:2407.00079 section 7"
     mirrors = "no engine: a wrapper around any policy"
-    predicts = True
+    heeds_estimator = True
     knobs = {  # noqa: RUF012
         "policy": Knob("vllm", "the policy behind it: a name, or a mapping with knobs", "choice"),
         "on_miss": Knob(

@@ -185,6 +185,7 @@ class SplitwisePolicy(PooledPolicy):
     source = "Splitwise, arXiv:2311.18677 section 4"
     mirrors = "splitwise-sim 3780880 (ISCA'24 artefact)"
     pools = ("prefill", "decode", "mixed")
+    mixes = True
     advance = advance
     knobs = {  # noqa: RUF012
         "max_batch_tokens": Knob(2048, "tokens of an iteration; a longer prompt runs alone", SIMULATOR, 1),

@@ -85,6 +85,15 @@ class StaticSplitPolicy(WholePrompts):
     }
     advance = advance
 
+    def __init__(self, label: str | None = None, **settings: Any) -> None:
+        super().__init__(label, **settings)
+        self._shared = "prefill_share" in settings  # asked for, not a default
+        for side in ("prefill", "decode"):
+            if f"{side}_share" in settings and self[f"{side}_sms"] is not None:
+                raise SimctlError(
+                    f"policy '{self.label}': {side}_sms and {side}_share both say how many SMs {side} gets; give one"
+                )
+
     def split(self, deployment: Deployment) -> tuple[int, int]:
         """SMs of prefill and of decode. Raises SimctlError for sets that the mechanism cannot make."""
         total = deployment.sms
@@ -93,7 +102,7 @@ class StaticSplitPolicy(WholePrompts):
         if decode is None and self["decode_share"] > 0:
             decode = _nearest(self["decode_share"], sizes, total)
         if prefill is None:
-            rest = self["decode_sms"] is not None
+            rest = self["decode_sms"] is not None and not self._shared
             prefill = total - int(decode) if rest else _nearest(self["prefill_share"], sizes, total)
         if decode is None:
             decode = total - int(prefill)

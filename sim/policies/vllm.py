@@ -165,6 +165,7 @@ class VllmPolicy(CompiledPolicy):
     name = "vllm"
     source = "vLLM v1 scheduler, " + SOURCE
     mirrors = "vLLM v1, early 2026"
+    mixes = True
     knobs = {  # noqa: RUF012
         "max_num_batched_tokens": Knob(
             None,

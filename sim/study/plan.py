@@ -18,6 +18,7 @@ from sim.config.resolve import content_hash, plain, resolve
 from sim.config.schema import Experiment, SloTargets
 from sim.config.source import Source
 from sim.cost.profiled import ProfiledCost
+from sim.engine.building import check_settings
 from sim.engine.deploying import deploy, is_compiled, largest_step
 from sim.engine.deployment import Deployment, Target
 from sim.engine.pools import Pool
@@ -29,6 +30,7 @@ from sim.study.hardware import cost_of, hardware, has_pools, num_gpus
 from sim.workload.build import build_workload
 from sim.workload.workload import Workload
 
+MIXES = "leaves the attention of mixed steps to it, as vllm, sarathi and duetserve do"
 VERSIONED = ("lanesim", "numpy", "pandas", "pyarrow", "simpy")
 
 
@@ -282,8 +284,17 @@ def _shares_sms(policy: Any) -> bool:
 
 
 def _predicts(policy: Any) -> bool:
-    """Policies say so, or share the SMs; what plain Python does with its view cannot be known."""
-    return bool(_shares_sms(policy) or getattr(policy, "predicts", not is_compiled(policy)))
+    """Policies say so; what plain Python does with its view cannot be known."""
+    return bool(getattr(policy, "heeds_estimator", True))
+
+
+def _mixed_attention(policy: Any, deployment: Deployment) -> str | None:
+    """How attention of its steps with chunks and decodes runs: a mode of its own, "" as `kernels.attention` has it;
+    None without such steps. What plain Python plans cannot be known."""
+    if not getattr(policy, "mixes", True):
+        return None
+    own = policy.attention(deployment) if is_compiled(policy) else None
+    return "" if own is None else str(own.mode)
 
 
 def _ranks(policy: Any) -> bool:
@@ -305,10 +316,22 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
         with _at(source, *(f"pools.{name}.{key}" for key in ("gpu", "profile", "tp", "power_cap_w"))):
             cost_of(e, getattr(e.pools, name, None))
     ranked = [name for name, c in (e.slo.classes or {}).items() if c.priority]
+    deployed = {id(p): _deployed(p, setting, source, index) for index, p in enumerate(policies)}
+    mode, fused = e.kernels.attention, any(name == "fused_attention" for name in e.kernels.scale)
+
+    def takes_mode(policy: Any) -> bool:
+        return _mixed_attention(policy, deployed[id(policy)]) == ""
+
+    def fuses(policy: Any) -> bool:
+        own = _mixed_attention(policy, deployed[id(policy)])
+        return own is not None and (own or mode) != "serial"
+
     for key, asked, heeds, who in (
         (("mechanism",), e.mechanism != "green", _shares_sms, "shares the SMs"),
         (("contention",), not e.contention, _shares_sms, "shares the SMs"),
         (("estimator",), e.estimator != "analytic", _predicts, "predicts anything"),
+        (("kernels", "attention"), mode != "serial", takes_mode, MIXES),
+        (("kernels", "scale", "fused_attention"), fused, fuses, "runs attention in one kernel"),
         (("slo", "classes", *ranked[:1], "priority"), ranked, _ranks, "orders requests by priority"),
         (("pools",), e.pools is not None, has_pools, "splits prefill from decode"),
         (("link",), e.link is not None, has_pools, "splits prefill from decode"),
@@ -320,14 +343,19 @@ def _check_effects(setting: Setting, policies: Sequence[Any], source: Source) ->
             raise SimctlError(
                 f"{source.where(key)}: `{name}` has no effect, since none of the policies {who}"
             )
-    for index, policy in enumerate(policies):
-        try:
-            for pool in hardware(e, policy):
-                _deploy(setting, policy, pool)
-        except SimctlError as error:
-            if not str(error).startswith("policy "):  # the model does not fit: no matter of the policy's line
-                raise
-            raise SimctlError(f"{source.where(('policies', index))}: {error}") from None
+
+
+def _deployed(policy: Any, setting: Setting, source: Source, index: int) -> Deployment:
+    """What a policy gets on the last of its pools; faults of its settings on any of them are told with its line."""
+    try:
+        for pool in hardware(setting.experiment, policy):
+            deployment = _deploy(setting, policy, pool)
+            check_settings(policy, deployment)
+    except SimctlError as error:
+        if not str(error).startswith("policy "):  # the model does not fit: no matter of the policy's line
+            raise
+        raise SimctlError(f"{source.where(('policies', index))}: {error}") from None
+    return deployment
 
 
 def _copy(value: Any) -> Any:

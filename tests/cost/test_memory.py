@@ -85,6 +85,19 @@ def test_impossible_knobs_are_named(knob):
         plan_memory(LLAMA, H200, **knob)
 
 
+def test_what_does_not_fit_says_what_would():
+    model = load_model("llama-3.1-70b")
+    with pytest.raises(SimctlError, match=r"Give it parallel\.tp: 2, or a larger GPU\.$"):
+        plan_memory(model, H200)
+    with pytest.raises(SimctlError, match=r"Give it .*, or a higher memory\.gpu_memory_utilization\.$"):
+        plan_memory(model, H200, gpu_memory_utilization=0.5)
+    with pytest.raises(SimctlError, match=r"Give it a smaller step of the policy, or"):
+        plan_memory(model, load_gpu("b200-sxm"), max_tokens=1 << 18)
+    # what is named works
+    cost = load_cost("llama-3.1-70b", "h200-sxm", "spec", {"tp": 2})
+    assert cost.memory(gpu_memory_utilization=0.9).num_blocks > 1000
+
+
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in list_gpus()])
 @pytest.mark.parametrize("model", [model.name for model in list_models()])
 def test_every_pair_compiles_or_is_refused(model, gpu):

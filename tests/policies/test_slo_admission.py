@@ -227,7 +227,7 @@ def test_bad_entries_are_refused_in_one_sentence() -> None:
 
 def test_the_wrapper_shows_what_it_wraps() -> None:
     gate = make_policy({"name": "slo-admission", "policy": {"name": "sarathi", "token_budget": 256}})
-    assert (gate.label, gate.wrapped["token_budget"], gate.lanes, gate.predicts) == (
+    assert (gate.label, gate.wrapped["token_budget"], gate.lanes, gate.heeds_estimator) == (
         "slo-admission",
         256,
         1,
