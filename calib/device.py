@@ -24,8 +24,18 @@ LIBRARIES = (
 # HW power brake (nvml.h, nvmlClocksEventReason*)
 THROTTLE_BITS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 BUSY_PERCENT = 20
-# NVML GPM: SMs with a resident warp, tensor pipes in use, HBM bandwidth in use (nvml.h, nvmlGpmMetricId_t)
-GPM_METRICS = {"sm_active": 2, "tensor_active": 5, "dram_active": 10}
+# NVML GPM: SMs with a resident warp, their warps, integer, tensor, HBM bandwidth, FP32 and FP16 pipes in use
+# (nvml.h, nvmlGpmMetricId_t)
+GPM_METRICS = {
+    "sm_active": 2,
+    "occupancy": 3,
+    "int_active": 4,
+    "tensor_active": 5,
+    "dram_active": 10,
+    "fp32_active": 12,
+    "fp16_active": 13,
+}
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT: without the averaging of nvmlDeviceGetPowerUsage
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class DeviceFacts:
     smem_per_sm_bytes: int
     max_sm_mhz: int = 0
     power_limit_w: float = 0.0
+    power_limits_w: tuple[float, float] = (0.0, 0.0)  # lowest and highest that can be set
     driver: str = ""
     cuda: str = ""
     uuid: str = ""
@@ -48,6 +59,7 @@ class DeviceFacts:
     def as_dict(self) -> dict[str, Any]:
         facts = asdict(self)
         facts["capability"] = f"{self.capability[0]}.{self.capability[1]}"
+        facts["power_limits_w"] = list(self.power_limits_w)
         return facts
 
 
@@ -58,6 +70,8 @@ class Reading:
     sm_mhz: float | None = None
     power_w: float | None = None
     throttled: bool | None = None
+    now_w: float | None = None  # at this moment, where `power_w` is a mean over the last second
+    temperature_c: float | None = None
 
 
 def installed_versions() -> dict[str, str]:
@@ -115,7 +129,16 @@ class Meter:
             None if clock is None else float(clock),
             None if power is None else power / 1000.0,
             None if bits is None else bool(bits & THROTTLE_BITS),
+            self._now_w(),
+            self._ask("nvmlDeviceGetTemperature", 0),  # 0: NVML_TEMPERATURE_GPU
         )
+
+    def _now_w(self) -> float | None:
+        found = self._ask("nvmlDeviceGetFieldValues", [POWER_INSTANT])
+        try:
+            return float(found[0].value.uiVal) / 1e3 if found and found[0].nvmlReturn == 0 else None
+        except (AttributeError, IndexError, TypeError):  # bindings without fields
+            return None
 
     def energy_j(self) -> float:
         """Joules since the driver was loaded; NaN where the counter does not exist."""
@@ -144,12 +167,18 @@ class Meter:
             for i, number in enumerate(GPM_METRICS.values()):
                 asked.metrics[i].metricId = number
             self._nvml.nvmlGpmMetricsGet(asked)
-            return {name: asked.metrics[i].value / 100.0 for i, name in enumerate(GPM_METRICS)}
+            known = {name: asked.metrics[i] for i, name in enumerate(GPM_METRICS)}
+            return {name: one.value / 100.0 for name, one in known.items() if one.nvmlReturn == 0}
         except Exception:
             return {}
 
     def power_limit_w(self) -> float:
         return (self._ask("nvmlDeviceGetEnforcedPowerLimit") or 0) / 1000.0
+
+    def power_limits_w(self) -> tuple[float, float]:
+        """Lowest and highest limit that the board can be set to; zeros where the driver does not say."""
+        found = self._ask("nvmlDeviceGetPowerManagementLimitConstraints")
+        return (0.0, 0.0) if found is None else (found[0] / 1000.0, found[1] / 1000.0)
 
     def max_sm_mhz(self) -> int:
         return int(self._ask("nvmlDeviceGetMaxClockInfo", 1) or 0)
@@ -207,6 +236,7 @@ def gpu_facts(meter: Meter, index: int = 0) -> DeviceFacts:
         smem_per_sm_bytes=int(getattr(properties, "shared_memory_per_multiprocessor", 0)),
         max_sm_mhz=meter.max_sm_mhz(),
         power_limit_w=meter.power_limit_w(),
+        power_limits_w=meter.power_limits_w(),
         driver=meter.driver(),
         cuda=str(torch.version.cuda or ""),
         uuid=str(getattr(properties, "uuid", "")),

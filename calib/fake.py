@@ -11,7 +11,7 @@ from calib.analytic import expected_s, peaks
 from calib.bench import Pair, Side, Stagger
 from calib.corun import MODES
 from calib.device import DeviceFacts, Reading
-from calib.energy import Drawn
+from calib.energy import REST_S, Drawn, Phased, Turn
 from calib.kernels.base import Kernel
 from calib.kernels.tickets import Mix, Ran
 from calib.measure import Protocol, Sample
@@ -122,12 +122,28 @@ class FakeLab:
             samples.append((elapsed, sample))
         return samples
 
-    def draw(self, sides: Sequence[Side], mode: str, seconds: float) -> Drawn:
+    def draw(self, sides: Sequence[Side], mode: str, seconds: float, rest_s: float = REST_S) -> Drawn:
         slow = 1.0 if len(sides) == 1 else 1.2
         cold = [self._sample(side.kernel, side.sms, 1.0, "graph", 5) for side in sides]
         hot = [self._sample(side.kernel, side.sms, 1.1 * slow, "graph", 50) for side in sides]
         self._now += seconds
         return Drawn(cold, hot, self._power, hot[0].readings, {"sm_active": 0.9}, seconds)
+
+    def paced(self, side: Side, gap_s: float, seconds: float) -> Drawn:
+        drawn = self.draw((side,), "", seconds, 0.0)
+        drawn.gap_s = gap_s + 2e-5
+        return drawn
+
+    def phases(self, sides: Sequence[Side], order: Sequence[tuple[int, float]]) -> Phased:
+        turns, readings, now = [], [], 0.0
+        for phase, (which, seconds) in enumerate(order):
+            sample = self._sample(sides[which].kernel, sides[which].sms, 1.0, "graph", 5)
+            for time_s in (seconds / 10,) * 10:
+                turns.append(Turn(phase, which, now, now + time_s, max(1, int(time_s / sample.median_s))))
+                readings.append((now, sample.readings[0]))
+                now += time_s
+        self._now += now
+        return Phased(turns, readings)
 
     def mix(self, mix: Mix, sms: int) -> Ran:
         slots = sms * mix.ctas_per_sm

@@ -14,7 +14,7 @@ from calib.arena import Arena
 from calib.bench import Pair, Side, Stagger
 from calib.cuda import Probe
 from calib.device import Meter, gpu_facts, require_idle
-from calib.energy import Drawn
+from calib.energy import REST_S, Drawn, Phased
 from calib.kernels.base import Kernel
 from calib.kernels.tickets import Mix, Ran, run_mix
 from calib.measure import Protocol, Sample
@@ -41,12 +41,20 @@ L2_TURNS = 3  # bytes that a graph touches before it comes back to a buffer, in 
 class GpuLab:
     """A bench on CUDA device 0. Raises CalibrationError where the GPU, a library or a partition will not do."""
 
-    def __init__(self, model: ModelShape, protocol: Protocol, seed: int, libsmctrl: str = "") -> None:
-        self.meter = Meter()
+    def __init__(
+        self,
+        model: ModelShape,
+        protocol: Protocol,
+        seed: int,
+        libsmctrl: str = "",
+        meter: Meter | None = None,
+        arena: Arena | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
         self.facts = gpu_facts(self.meter)
         require_idle(self.meter, self.facts.name)
         self.model, self.protocol, self.seed = model, protocol, seed
-        self.arena = Arena(model, seed)
+        self.arena = arena or Arena(model, seed)
         self.torch = self.arena.torch
         self.torch.cuda.init()
         self.arena.fill()
@@ -307,11 +315,19 @@ class GpuLab:
         """Run side a once while side b starts `delay_s` later and lasts about `share` of a's time."""
         return corun.stagger(self, a, b, mode, delay_s, share)
 
-    def draw(self, sides: Sequence[Side], mode: str, seconds: float) -> Drawn:
-        """Watts, clocks and times of one side, or of two side by side, in a run of `seconds`."""
+    def draw(self, sides: Sequence[Side], mode: str, seconds: float, rest_s: float = REST_S) -> Drawn:
+        """Watts, clocks and times of one side, or of two side by side, in a run of `seconds` after a rest."""
         if len(sides) == 1:
-            return energy.alone(self, sides[0], seconds)
-        return energy.beside(self, sides[0], sides[1], mode, seconds)
+            return energy.alone(self, sides[0], seconds, rest_s)
+        return energy.beside(self, sides[0], sides[1], mode, seconds, rest_s)
+
+    def paced(self, side: Side, gap_s: float, seconds: float) -> Drawn:
+        """The same of one side that waits for the host, and `gap_s` more, before every launch."""
+        return energy.paced(self, side, gap_s, seconds)
+
+    def phases(self, sides: Sequence[Side], order: Sequence[tuple[int, float]]) -> Phased:
+        """Times and readings of kernels in turn: (which of `sides`, for how many seconds) each."""
+        return energy.phases(self, sides, order)
 
     def mix(self, mix: Mix, sms: int) -> Ran:
         """Run synthetic CTAs on `sms` SMs."""

@@ -102,10 +102,12 @@ def clocks(readings: list[Reading]) -> dict[str, Any]:
     mhz = [r.sm_mhz for r in readings if r.sm_mhz is not None]
     watts = [r.power_w for r in readings if r.power_w is not None]
     held = [r.throttled for r in readings if r.throttled is not None]
+    warm = [r.temperature_c for r in readings if r.temperature_c is not None]
     return {
         "sm_mhz": float(np.mean(mhz)) if mhz else None,
         "power_w": float(np.mean(watts)) if watts else None,
         "throttled": int(any(held)) if held else None,
+        **({"temperature_c": float(np.mean(warm))} if warm else {}),
     }
 
 

@@ -13,10 +13,12 @@ from calib.sweeps.fused import (
     FusedSweep,
     LimitsSweep,
 )
+from calib.sweeps.fused_power import FusedPowerSweep
 from calib.sweeps.fused_scatter import HeadsRandomSweep, HeadsSweep, ScatterSweep
 from calib.sweeps.operators import operator_sweeps
 from calib.sweeps.others import ErrorSweep, HostSweep, KernelSweep, RandomSweep
 from calib.sweeps.power import PowerSweep, TicketSweep
+from calib.sweeps.served import DecodeSizesSweep, LayerSizesSweep, WarmSweep
 from calib.sweeps.shapes import ExpertSweep, Fp8Sweep, ShapesSweep
 from calib.sweeps.shards import ExpertShardsSweep, Fp8ShardsSweep, RoutingSweep, ShardsSweep
 from calib.sweeps.steps import DecodeStepSweep, HotSweep, PrefillLayerSweep, StepSweep
@@ -34,6 +36,9 @@ def all_sweeps(random: int, seed: int) -> list[Sweep]:
         PrefillLayerSweep(),
         DecodeStepSweep(),
         StepSweep(),
+        DecodeSizesSweep(),
+        LayerSizesSweep(),
+        WarmSweep(),
         CorunSweep(),
         OperatorPairSweep(),
         StaggerSweep(),
@@ -53,6 +58,7 @@ def all_sweeps(random: int, seed: int) -> list[Sweep]:
         Fp8ShardsSweep(),
         HotSweep(),
         PowerSweep(),
+        FusedPowerSweep(),
         PowerDutySweep(),
         ClockStepSweep(),
         PowerMixSweep(seed),

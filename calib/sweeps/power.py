@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calib.bench import Bench, Side
-from calib.energy import Drawn
+from calib.energy import REST_S, Drawn
 from calib.kernels import make
 from calib.kernels.tickets import ALONE, RULES, Mix
 from calib.sweep import Point, Sweep
@@ -74,25 +74,33 @@ class PowerSweep(Sweep):
         ]
 
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:
-        if "a" in point:
-            a, b = side(lab, point["a"], point["sms"]), side(lab, point["b"], point["sms_b"])
-            drawn = lab.draw((a, b), point["mode"], point["seconds"])
-            rows = [side_row(a, b, point["mode"], drawn.hot[0], drawn.cold[0])]
-            rows.append(side_row(b, a, point["mode"], drawn.hot[1], drawn.cold[1]))
-            return [{**row, **_board(drawn)} for row in rows]
-        kernel = make(lab.model, point)
-        drawn = lab.draw((Side(kernel, point["sms"]),), "", point["seconds"])
-        rested = solo_row(kernel, point["sms"], drawn.cold[0], elapsed_s=0.0)
-        hot = solo_row(kernel, point["sms"], drawn.hot[0], **_board(drawn))
-        if drawn.power_w is not None:
-            hot["energy_j"] = drawn.power_w * drawn.hot[0].median_s
-        return [rested, hot]
+        return (measure_pair if "a" in point else measure_solo)(lab, point, point["seconds"], REST_S)
 
     def shape(self, lab: Bench, point: Point) -> dict[str, Any]:
         return super().shape(lab, point["a"] | {"sms": point["sms"]} if "a" in point else point)
 
 
-def _board(drawn: Drawn) -> dict[str, Any]:
+def measure_solo(lab: Bench, point: Point, seconds: float, rest_s: float) -> list[dict[str, Any]]:
+    """The rested row and the hot one of a kernel held for `seconds`."""
+    kernel = make(lab.model, point)
+    drawn = lab.draw((Side(kernel, point["sms"]),), "", seconds, rest_s)
+    rested = solo_row(kernel, point["sms"], drawn.cold[0], elapsed_s=0.0)
+    hot = solo_row(kernel, point["sms"], drawn.hot[0], **board_columns(drawn))
+    if drawn.power_w is not None:
+        hot["energy_j"] = drawn.power_w * drawn.hot[0].median_s
+    return [rested, hot]
+
+
+def measure_pair(lab: Bench, point: Point, seconds: float, rest_s: float) -> list[dict[str, Any]]:
+    """A row for each side of two that run beside each other for `seconds`; watts are the board's."""
+    a, b = side(lab, point["a"], point["sms"]), side(lab, point["b"], point["sms_b"])
+    drawn = lab.draw((a, b), point["mode"], seconds, rest_s)
+    rows = [side_row(a, b, point["mode"], drawn.hot[0], drawn.cold[0])]
+    rows.append(side_row(b, a, point["mode"], drawn.hot[1], drawn.cold[1]))
+    return [{**row, **board_columns(drawn)} for row in rows]
+
+
+def board_columns(drawn: Drawn) -> dict[str, Any]:
     """Board watts by the counter where there is one, performance counters, and how long the run was."""
     watts = {} if drawn.power_w is None else {"power_w": drawn.power_w}
     return {**watts, **drawn.counters, "elapsed_s": drawn.seconds}
