@@ -199,9 +199,9 @@ class Arena:
         start = slot * (self.kv.shape[0] // 2) + (layer % pages.copies) * pages.region
         return self.kv[start : start + pages.region]
 
-    def workspace(self, slot: int, name: str) -> Any:
+    def workspace(self, slot: int, name: str, size: int = WORKSPACE_BYTES) -> Any:
         """FlashInfer's float workspace of one wrapper of `slot`."""
-        return self.scratch(slot, f"workspace-{name}", (WORKSPACE_BYTES,), self.torch.uint8)
+        return self.scratch(slot, f"workspace-{name}", (size,), self.torch.uint8)
 
     def prefill_wrapper(self, slot: int, backend: str) -> Any:
         """The paged prefill wrapper ("fa2" or "fa3") of `slot`, made once and planned anew for each point."""
@@ -236,7 +236,9 @@ class Arena:
         key = ("pod", slot, batched)
         if key not in self._wrappers:
             name = "BatchPODWithPagedKVCacheWrapper" if batched else "PODWithPagedKVCacheWrapper"
-            self._wrappers[key] = getattr(self.flashinfer, name)(self.workspace(slot, "pod"), "NHD")
+            # BatchPOD gives each side half of it, and splits of few KV heads need more than 128 MiB
+            held = self.workspace(slot, "pod", 2 * WORKSPACE_BYTES)
+            self._wrappers[key] = getattr(self.flashinfer, name)(held, "NHD")
         return self._wrappers[key]
 
     def side_stream(self) -> Any:

@@ -184,8 +184,13 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write rows as gzipped CSV, bytes independent of the clock, replacing `path` in one step."""
-    text = frame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    """Write rows as gzipped CSV in schema order."""
+    write_csv(frame(rows), path)
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as gzipped CSV, bytes independent of the clock, replacing `path` in one step."""
+    text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     part = path.with_name(path.name + ".part")
     with part.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:
         packed.write(text.encode())

@@ -12,12 +12,11 @@ import yaml
 
 from calib import rows
 from calib.bench import Bench
-from calib.sweep import Run, Sweep, advance, open_run
+from calib.sweep import CARD, Run, Sweep, advance, open_run
 from sim.errors import SimctlError
 
 FORMAT = 1
 UNLIMITED_S = 1e9
-CARD = 8  # characters of a GPU's uuid that tell cards apart
 SLICE_S = 0.05  # budgets below this are not worth starting a sweep for
 
 
@@ -80,9 +79,8 @@ def calibrate(
         for run in runs:
             run.checkpoint.close()
             if run.checkpoint.rows:
-                rows.write_table(
-                    run.checkpoint.rows, order.folder / "measurements" / f"{run.sweep.name}.csv.gz"
-                )
+                table = order.folder / "measurements" / f"{run.sweep.name}.csv.gz"
+                rows.write_table(rows.latest(run.checkpoint.rows), table)
         record = write_record(order, record, runs)
     if record["complete"]:
         for run in runs:
@@ -134,8 +132,8 @@ def write_record(order: Order, record: dict[str, Any], runs: Sequence[Run]) -> d
         run.sweep.name: {
             "points": run.total,
             "measured": run.total - len(run.pending),
-            "rows": len(run.checkpoint.rows),
-            "skipped": sum("skip" in item for item in run.checkpoint.rows),
+            "rows": len(kept := rows.latest(run.checkpoint.rows)),
+            "skipped": sum("skip" in item for item in kept),
             "spent_s": round(run.spent_s, 1),
             **({"card": card} if card else {}),
         }

@@ -20,6 +20,9 @@ from sim.errors import CalibrationError
 
 Point = dict[str, Any]
 BROKE = "broke the CUDA context"
+# of a lack of memory or of a module that was not built: they say nothing of the point, and a resumed sweep asks again
+LACKS = ("OutOfMemoryError", "MissingJITCacheError", "RuntimeError: 'aligned_alloc'")
+CARD = 8  # characters of a GPU's uuid that tell cards apart
 BLOCK_S = 1.0  # rows are on disk at least this often, in measuring time
 
 
@@ -127,14 +130,16 @@ class Run:
 
 
 def open_run(lab: Bench, sweep: Sweep, folder: Path, full: bool, seed: int, resume: bool) -> Run:
-    """List the sweep's points and drop those that have rows already."""
+    """List the sweep's points and drop those that have rows already and lacked nothing (`LACKS`)."""
     checkpoint = rows.Checkpoint(folder / "checkpoint" / f"{sweep.name}.jsonl", resume)
     table = folder / "measurements" / f"{sweep.name}.csv.gz"
     if resume and not checkpoint.rows and table.exists():
         records = rows.read_table(table).to_dict("records")
         checkpoint.append({k: v for k, v in r.items() if not rows.absent(v)} for r in records)
     points = sweep.order(lab, sweep.points(lab, full), seed)
-    done = checkpoint.done()
+    held = rows.latest(checkpoint.rows)
+    lacking = {item["point"] for item in held if str(item.get("skip", "")).startswith(LACKS)}
+    done = {item["point"] for item in held if "point" in item} - lacking
     pending = [p for p in points if point_key(sweep.name, p) not in done]
     return Run(sweep, pending, len(points), checkpoint)
 
@@ -169,6 +174,7 @@ def _rows(lab: Bench, sweep: Sweep, point: Point, seed: int) -> list[dict[str, A
         "model": point.get("model", lab.model.name),
         "seed": seed,
         "unix_s": round(time.time(), 1),
+        "card": lab.facts.uuid[:CARD],
         "point": point_key(sweep.name, point),
     }
     try:

@@ -42,7 +42,7 @@ class FusedSweep(Sweep):
     """Every variant of a shape in one block, so that a drifting clock is no difference between them."""
 
     name = "fused"
-    weight = 20.0
+    weight = 6.0
 
     def __init__(self) -> None:
         self._errors: dict[tuple[Any, ...], float] = {}
@@ -101,7 +101,7 @@ class FusedShapesSweep(FusedSweep):
     """The same for other heads, float16 and head dimension 64: few shapes each."""
 
     name = "fused_shapes"
-    weight = 5.0
+    weight = 2.0
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         made: list[Point] = []
@@ -109,11 +109,12 @@ class FusedShapesSweep(FusedSweep):
             made += [{**_point(q, h, contexts), "model": m, "late": turn} for m in OTHER_MODELS]
             made.append({**_point(q, h, contexts), "dtype": "float16", "late": turn})
             made.append({**_point(q, h, contexts), "model": "llama-3.2-1b", "late": turn})
+            made.append({**_point(q, h, contexts), "model": "llama-2-7b", "dtype": "float16", "late": turn})
         fits = [
             p
             for p in made
             if _tokens(p) * make(lab.model, {**p, "attention": "serial_fa2"}).model.kv_heads
-            <= 8 * MOST_TOKENS
+            <= 12 * MOST_TOKENS
         ]
         return sorted(fits, key=lambda p: p["late"])
 
@@ -196,6 +197,12 @@ class LimitsSweep(Sweep):
                 for model in (*OTHER_MODELS, "qwen2.5-7b", "llama-3.2-1b")
             ),
             {**_point([2048], [28672], [4096] * 128), "label": "2048 on 28672, 128 decodes", "late": 2},
+            {
+                **_point([300], [130], [40, 333]),
+                "label": "heads of llama-2-7b, float16",
+                "model": "llama-2-7b",
+                "dtype": "float16",
+            },
         ]
         made = product(asked, ("pod", "batch_pod"))
         return [{"late": i, **point, "attention": variant} for i, (point, variant) in enumerate(made)]
