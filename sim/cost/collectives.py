@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.cost.shapes import Floats
+from sim.cost.shapes import Elementwise, Floats, Shape
 
 COLLECTIVES = (
     "allreduce",
@@ -24,6 +24,7 @@ COLLECTIVES = (
     "sendrecv",  # one way
     "exchange",  # both ways at once
 )
+USED = ("allreduce", "allgather")  # by a pass of a group with tensor parallelism
 LAUNCHES = ("graph", "eager")
 COMPUTE = ("gemm", "prefill_attention", "decode_attention", "elementwise", "allreduce")
 OVERLAPS = ("shared", "disjoint")  # one set of SMs for both, or one each
@@ -211,3 +212,15 @@ def ring_hops(collective: str, gpus: int) -> int:
     if collective == "allreduce":
         return 2 * (gpus - 1)
     return 1 if collective in ("alltoall", "sendrecv", "exchange") else gpus - 1
+
+
+def message_bytes(shape: Shape) -> Floats:
+    """Bytes of a collective's messages."""
+    if not isinstance(shape, Elementwise):
+        raise TypeError(f"a collective has rows of bytes, not a {type(shape).__name__}")
+    return np.asarray(shape.rows, np.float64) * shape.bytes_per_row
+
+
+def is_collective(operator: str) -> bool:
+    """Is this operator one of a group of GPUs, whose time no SM clock and no composition factor touches?"""
+    return operator.split("/")[0] in USED

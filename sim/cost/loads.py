@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.cost.collectives import is_collective
 from sim.cost.gpu import GpuSpec
 from sim.cost.launching import grid_tokens
 from sim.cost.operators import calls, decode_shape, flops, hbm_bytes, layer_span, prefill_shape
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loads:
-    """Launches alone on some SMs, one array element each.
+    """Launches alone on some SMs, one array element each, without the collectives of a group (`parallel_pairs`).
 
     `seconds`: first kernel to last; `flops`, `hbm_bytes`: of the whole launch; `layers`: that it runs; `prefill`:
     has it chunks? `q`: new tokens of the chunks, `h`: their mean history, `batch` and `context`: decoding sequences
@@ -109,14 +110,14 @@ def launch_loads(cost: ProfiledCost, launches: Sequence[Launch], sms: int) -> Lo
 def _linear(
     cost: ProfiledCost, layers: tuple[int, int] | None, graph: bool, tokens: Ints, rows: Ints, sms: int
 ) -> Floats:
-    """(seconds, FLOPs, bytes) of all operators but attention; time is that of the padded size."""
+    """(seconds, FLOPs, bytes) of all operators but attention and collectives; time is that of the padded size."""
     padded = {"tokens": grid_tokens(cost.launching.padded(tokens, graph)), "sequences": grid_tokens(rows)}
     real = {"tokens": tokens, "sequences": rows}
     total = np.zeros((3, len(tokens)))
     for operator in cost.operators:
         times = calls(operator, cost.model, layers)
         some = real[operator.rows] > 0
-        if not times or not some.any():
+        if not times or not some.any() or is_collective(operator.name):
             continue
         shape = operator.shape(real[operator.rows][some])
         seconds = cost.timing(operator.name, operator.shape(padded[operator.rows][some]), sms).seconds

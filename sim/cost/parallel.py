@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from sim.cost.base import HostTerms
-from sim.cost.collectives import Measured, ring_hops, ring_share
+from sim.cost.collectives import USED, Measured, message_bytes, ring_hops, ring_share
 from sim.cost.gpu import GpuSpec
 from sim.cost.model import ModelSpec
 from sim.cost.operators import Operator, linear_operators
 from sim.cost.profile import CurveProfile, digest
-from sim.cost.shapes import Elementwise, Floats, Shape, Timing
+from sim.cost.shapes import Elementwise, Shape, Timing
 from sim.errors import SimctlError
 
 MAX_GROUP = 8  # GPUs of one machine; beyond it the ring would cross the network
@@ -28,7 +28,6 @@ MAX_GROUP = 8  # GPUs of one machine; beyond it the ring would cross the network
 # aiconfigurator-core 0.12.0's tables of vLLM's own all-reduce in graphs, 2 to 8 GPUs, up to 64 MB
 RING_FIXED_S, RING_HOP_S, RING_SHARE = 4.3e-6, 0.15e-6, 0.7
 RING_SMS = 24  # SMs that the kernel holds, an assumption
-USED = ("allreduce", "allgather")  # collectives of a pass
 EXTRAPOLATED_SD = 0.2  # of a ring over another number of GPUs than was measured
 
 
@@ -121,18 +120,6 @@ class GroupCurve:
     def _hops_s(self) -> float:
         name = self.measured.collective
         return RING_HOP_S * max(0, ring_hops(name, self.gpus) - ring_hops(name, self.measured.gpus))
-
-
-def message_bytes(shape: Shape) -> Floats:
-    """Bytes of a collective's messages."""
-    if not isinstance(shape, Elementwise):
-        raise TypeError(f"a collective has rows of bytes, not a {type(shape).__name__}")
-    return np.asarray(shape.rows, np.float64) * shape.bytes_per_row
-
-
-def is_collective(operator: str) -> bool:
-    """Is this operator one of a group of GPUs, whose time no SM clock and no composition factor touches?"""
-    return operator.split("/")[0] in USED
 
 
 def shard(model: ModelSpec, tp: int) -> ModelSpec:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.base import Curve, EnergyTerms
+from sim.cost.collectives import is_collective
 from sim.cost.contention import LABEL, slowdown_arrays
 from sim.cost.fused import fused_label, solo_ratio
 from sim.cost.gpu import GpuSpec
@@ -28,7 +29,8 @@ from sim.cost.operators import (
     layer_span,
     prefill_shape,
 )
-from sim.cost.parallel import GroupCurve, is_collective, parallel_operators
+from sim.cost.parallel import GroupCurve, parallel_operators
+from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_label, waits
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
@@ -305,8 +307,16 @@ class ProfiledCost:
         decode side's stream."""
         one, other = (_loads(_Held(self), tuple(side), sms) for side, sms in zip((a, b), split, strict=True))
         if self.profile.contention is not None:
-            return self.profile.contention.slowdowns(one, other, split, overlap, self.model.name, priority)
-        return slowdown_arrays((one.hbm, one.busy), (other.hbm, other.busy), split, overlap)
+            found = self.profile.contention.slowdowns(one, other, split, overlap, self.model.name, priority)
+        else:
+            found = slowdown_arrays((one.hbm, one.busy), (other.hbm, other.busy), split, overlap)
+        if self.tp == 1:
+            return found
+        mine, theirs = (
+            Side(_waits(_Held(self), tuple(launches), sms), loads.seconds, sms, factors)
+            for launches, loads, sms, factors in zip((a, b), (one, other), split, found, strict=True)
+        )
+        return beside_collectives(self, mine, theirs, overlap)
 
     def compile(
         self,
@@ -365,6 +375,7 @@ class ProfiledCost:
             "host": self.launching.terms.label,
             "energy": self.energy.label,
             "contention": LABEL if surface is None else surface.label_for(self.model.name),
+            **({"contention/collectives": beside_label(self)} if self.tp > 1 else {}),
         }
 
 
@@ -385,6 +396,11 @@ class _Held:
 def _loads(held: _Held, launches: tuple[Launch, ...], sms: int) -> Loads:
     """`launch_loads`: a contention surface asks for the same launches beside every neighbour."""
     return launch_loads(held.cost, launches, sms)
+
+
+@lru_cache(maxsize=128)
+def _waits(held: _Held, launches: tuple[Launch, ...], sms: int) -> Waits:
+    return waits(held.cost, launches, sms)
 
 
 def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec, tp: int = 1) -> dict[str, float]:
