@@ -79,12 +79,17 @@ def run(model: str = "llama-3.1-8b") -> None:
         kernel: Any = make(arena.model, point)
         stream = streams[kernel.launch]
         with torch.cuda.stream(stream):
-            kernel.prepare(arena)
-            kernel.run(0)
+            try:
+                kernel.prepare(arena)
+                kernel.run(0)
+            except Exception as error:  # a variant that refuses has no kernels, and the others go on
+                print(f"{point['attention']}: {type(error).__name__}: {error}", file=sys.stderr)
+                kernel = None
             stream.synchronize()
             torch.cuda.profiler.start()
             cuda.hold(stream.cuda_stream, 1000)
-            kernel.run(1)
+            if kernel is not None:
+                kernel.run(1)
             stream.synchronize()
             torch.cuda.profiler.stop()
     print(f"{len(shapes())} shapes")
