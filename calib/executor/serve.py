@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from calib.executor.work import Work, end_lane, end_one_lane, hold_lane, on_lane, on_one_lane
 from sim.engine.layout import (
-    CHAIN_LEFT,
+    DECODE_LANE,
     DONE,
     ERROR,
     ERROR_ID,
@@ -18,10 +18,10 @@ from sim.engine.layout import (
     N_DONE,
     N_LOG,
     NOW,
-    PARKED,
+    PREFILL_LANE,
     WAITING,
 )
-from sim.errors import PlanError, SimctlError
+from sim.errors import PlanError
 
 
 class Device(Protocol):
@@ -69,6 +69,10 @@ class Trail:
                 "context_max": max(contexts, default=0),
                 "overhang": work.overhang,
                 "table_s": work.solo_s,
+                "fused": int(work.fused),
+                "fallback": work.fallback,
+                "ahead": work.ahead,
+                "aside": int(work.aside),
                 **measured,
             }
         )
@@ -79,18 +83,13 @@ def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
 
     `process` is the engine's replica process of a round-robin cluster of one, made with bursts off; its records
     are read off the cluster afterwards, as after a simulation. `arrivals[i]` is request i's arrival in seconds.
-    Raises PlanError where the policy's plan cannot be carried out, and SimctlError for what this executor cannot run:
-    fused attention, decode steps launched ahead, parked prefill batches. A dry run before the real one tells.
+    Raises PlanError where the policy's plan cannot be carried out.
     """
-    if process.lanes.p.mix_on:
-        raise SimctlError(
-            f"policy '{process.name}': the executor runs prefill and decode attention as separate kernels only; "
-            "set kernels.attention: serial, or choose a policy that fuses nothing"
-        )
     q, r = process.q, process.r
     trail, flying = Trail(), dict[int, Work]()
     held: set[int] = set()
     decisions: dict[int, float] = {}
+    launches = _Launches(process, lanes)
     device.start()
     while True:
         now = device.now()
@@ -98,10 +97,13 @@ def serve(process: Any, device: Device, lanes: int, arrivals: Any) -> Trail:
             _decide_before(process, now, arrivals)
         decide_at(process, now)
         decided = device.now() - now
-        for work in _launched(q, r, lanes, flying):
-            released = [i for i in held if q.phase[i] in (DONE, WAITING)]
+        new = launches.beside(flying)
+        used = set[int]().union(*(work.requests for work in (*flying.values(), *new)))
+        for work in new:
+            # who is done within steps that were launched ahead is written to until their end
+            released = [i for i in held if q.phase[i] in (DONE, WAITING) and i not in used]
             held.difference_update(released)
-            held.update(i for i, *_ in (*work.chunks, *work.decodes))
+            held.update(work.requests)
             flying[work.lane] = work
             decisions[work.lane] = decided
             device.launch(work, released)
@@ -159,16 +161,25 @@ def _in_flight(process: Any) -> bool:
     return process.lanes.due() < math.inf
 
 
-def _launched(q: Any, r: Any, lanes: int, flying: dict[int, Work]) -> list[Work]:
-    """Launches that were not in flight before; a decode first, since its graph is launched at once."""
-    if lanes == 1:
-        work = None if 0 in flying else on_one_lane(q, r)
-        return [work] if work else []
-    found = [on_lane(q, r, lane) for lane in (1, 0) if lane not in flying]
-    _hold(r)
-    if r.iv[CHAIN_LEFT] > 0 or r.iv[PARKED] > 0:
-        raise SimctlError(
-            "the executor runs one decode step at a time and never parks a prefill batch; turn off the policy's knobs "
-            "for steps launched ahead and for preemption of prefill"
-        )
-    return [work for work in found if work is not None]
+class _Launches:
+    """Reads off the engine's state what the device has to launch."""
+
+    def __init__(self, process: Any, lanes: int) -> None:
+        self._q, self._r, self._lanes = process.q, process.r, lanes
+        self._mixes = process.lanes.p.mix_on == 1
+        self._chain: Work | None = None
+
+    def beside(self, flying: dict[int, Work]) -> list[Work]:
+        """Launches that are not in flight yet; a decode first, since its graph is launched at once."""
+        if self._lanes == 1:
+            work = None if 0 in flying else on_one_lane(self._q, self._r, self._mixes)
+            return [work] if work else []
+        found = []
+        for lane in (DECODE_LANE, PREFILL_LANE):
+            work = None if lane in flying else on_lane(self._q, self._r, lane, self._mixes, self._chain)
+            if work is not None:
+                found.append(work)
+                if work.steps > 1:
+                    self._chain = work
+        _hold(self._r)
+        return found
