@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SLO_WORD = re.compile(r"^[A-Za-z0-9_]+:[^:/\\]+$")
 SLO_KEYS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2el": "e2el_ms"}
-PARTS = ("budget", "weight", "activation", "runtime", "kv")
+PARTS = ("budget", "weight", "activation", "runtime", "graph", "kv")
 
 
 class RunCommand(click.Command):
@@ -225,7 +225,7 @@ def _dry_run(study: Study, as_json: bool) -> str:
             "",
             table(("RUN", "POLICY", "REQUESTS/S", "SEED"), runs),
             "",
-            "Memory of a replica: budget - weights - activations - runtime = KV blocks",
+            "Memory of a replica: budget - weights - activations - runtime - graphs = KV blocks",
             table((*header, "BLOCKS", "BLOCK TOKENS", "KV TOKENS"), memory_rows),
         ]
     )

@@ -23,6 +23,7 @@ class MemoryPlan:
     weight_bytes: int
     activation_bytes: int
     runtime_bytes: int
+    graph_bytes: int
     kv_bytes: int
     block_size: int
     num_blocks: int
@@ -34,8 +35,14 @@ class MemoryPlan:
 
 
 def activation_bytes(model: ModelSpec, max_tokens: int, max_seqs: int) -> int:
-    """Peak activations of a pass of `max_tokens`: residual, norm, FFN in and out, and the sampler's logits."""
-    widest = model.ffn_in_width + model.ffn + 4 * model.hidden
+    """Peak activations of a pass of `max_tokens`: residual, norm, FFN in and out, and the sampler's logits.
+
+    A mixture has a row of each for every expert that a token takes.
+    """
+    inner = model.ffn_in_width + model.ffn
+    if model.experts:
+        inner = model.experts_per_token * (inner + 2 * model.hidden) + 3 * model.shared_ffn + model.experts
+    widest = inner + 4 * model.hidden
     return max_tokens * widest * model.dtype_bytes + max_seqs * model.vocab * SAMPLER_BYTES_PER_LOGIT
 
 
@@ -49,11 +56,13 @@ def plan_memory(
     max_tokens: int = 8192,
     max_seqs: int = 256,
     gpus: int = 1,
+    graph_share: float = 0.0,
 ) -> MemoryPlan:
     """KV blocks that fit beside weights and reserve; `num_gpu_blocks` overrides the count (vLLM's override).
 
-    `max_tokens` and `max_seqs` size the largest pass; `model` is the shard of one of `gpus`. SimctlError shows the
-    arithmetic when weights and reserve leave no room for a block.
+    `max_tokens` and `max_seqs` size the largest pass; `model` is the shard of one of `gpus`; `graph_share`: of the
+    budget, for graphs that are captured more than once. SimctlError shows the arithmetic when weights and reserve leave
+    no room for a block.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise SimctlError(
@@ -66,15 +75,17 @@ def plan_memory(
     where = gpu.name if gpus == 1 else f"{gpus} x {gpu.name} (each holds a shard)"
     budget = int(gpu.hbm_bytes * gpu_memory_utilization)
     weights, activations = model.weight_bytes(), activation_bytes(model, max_tokens, max_seqs)
-    room = budget - weights - activations - RUNTIME_BYTES
+    graphs = int(graph_share * budget)
+    room = budget - weights - activations - RUNTIME_BYTES - graphs
     block_bytes = block_size * model.kv_bytes_per_token()
     if room < block_bytes:
         raise SimctlError(
             f"{model.name} does not fit on {where}: {_gib(gpu.hbm_bytes)} GiB x {gpu_memory_utilization:g} = "
             f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
-            f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime, leaves "
+            f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime"
+            f"{f' and {_gib(graphs)} GiB of graphs' if graphs else ''}, leaves "
             f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."
-            f"{_way_out(budget - RUNTIME_BYTES - block_bytes, weights, activations, gpus, gpu_memory_utilization)}"
+            f"{_way_out(room + weights + activations - block_bytes, weights, activations, gpus, gpu_memory_utilization)}"
         )
     blocks = room // block_bytes
     if num_gpu_blocks is not None:
@@ -89,6 +100,7 @@ def plan_memory(
         weight_bytes=weights,
         activation_bytes=activations,
         runtime_bytes=RUNTIME_BYTES,
+        graph_bytes=graphs,
         kv_bytes=blocks * block_bytes,
         block_size=block_size,
         num_blocks=blocks,

@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.cost.attention_facts import attention_facts
 from sim.cost.base import CostModel
+from sim.cost.memory import MemoryPlan
 from sim.engine.deployment import MECHANISMS, Deployment, Target
 from sim.errors import SimctlError
 from sim.suggest import nearest
@@ -63,7 +64,24 @@ def deploy(
         knobs["block_size"] * cost.model.kv_bytes_per_token(),
         attention_facts(cost.model, cost.gpu),
     )
-    tokens, seqs = largest_step(policy, first)
-    # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)
-    plan = cost.memory(**knobs, num_gpu_blocks=num_gpu_blocks, max_tokens=tokens, max_seqs=min(seqs, 1024))
+    plan = plan_pool(policy, cost, first, gpu_memory_utilization, num_gpu_blocks)
     return replace(first, num_blocks=plan.num_blocks)
+
+
+def plan_pool(
+    policy: Any,
+    cost: CostModel,
+    deployment: Deployment,
+    gpu_memory_utilization: float | None = None,
+    num_gpu_blocks: int | None = None,
+) -> MemoryPlan:
+    """What a GPU's memory holds under the policy: its largest step, the graphs that it captures, and KV blocks."""
+    tokens, seqs = largest_step(policy, deployment)
+    knobs: dict[str, Any] = {"block_size": deployment.block_size, "num_gpu_blocks": num_gpu_blocks}
+    if gpu_memory_utilization is not None:
+        knobs["gpu_memory_utilization"] = gpu_memory_utilization
+    share = float(getattr(policy, "graph_share", 0.0))
+    if share > 0:
+        knobs["graph_share"] = share
+    # a sampler's peak is profiled at no more than 1024 sequences (vllm:vllm/config/scheduler.py)
+    return cost.memory(**knobs, max_tokens=tokens, max_seqs=min(seqs, 1024))

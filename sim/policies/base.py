@@ -91,6 +91,11 @@ class CompiledPolicy:
         """Tokens per KV block if the system has its own; None leaves it to the experiment."""
         return None
 
+    @property
+    def graph_share(self) -> float:
+        """Share of the engine's memory for graphs beyond one set of them, which the runtime's reserve holds."""
+        return 0.0
+
     def max_seqs(self, deployment: Deployment) -> int:
         """Most requests that run at once."""
         return int(self["max_num_seqs"])

@@ -11,7 +11,8 @@ Predictions come from the tables that the policy believes in, per partition. Lef
 the cell is that of the believed slowdown tables (finer than its powers of four); with no split that keeps the SLO
 decode gets the largest; layers granted at a step's end wait behind those still in flight, and a later grant replaces
 them; prompts are admitted whole, first come first served; the prompt that may preempt is the oldest waiting, if it is
-done sooner than what is left of the pass. The memory of decode graphs per partition (+6.2 %) is not reserved.
+done sooner than what is left of the pass; the memory of decode graphs for each partition is a share of what the engine
+may use, and that of the green contexts (4 MB a group) part of the runtime's.
 """
 
 from __future__ import annotations
@@ -255,11 +256,23 @@ class MuxWisePolicy(GroupedPolicy):
         "decode_launch_ms": Knob(
             0.5, "prefill is launched so long after decode, unless it runs", "paper: below 0.5 ms", minimum=0
         ),
+        "graph_memory": Knob(
+            0.062,
+            "share of the engine's memory that decode graphs for each partition take",
+            "paper: +6.2 %; of what: choice",
+            minimum=0,
+            maximum=0.9,
+        ),
         "sync_us": Knob(50.0, "host time on each lane at a change of group", "choice; paper: us", minimum=0),
         **WholePrompts.admission,
         "max_prefill_tokens": Knob(16384, "prompt tokens of a prefill batch", "SGLang 0.4.10", minimum=1),
     }
     advance = advance
+
+    @property
+    def graph_share(self) -> float:
+        """Share of the memory that captured graphs take."""
+        return float(self["graph_memory"])
 
     def splits(self, deployment: Deployment) -> list[tuple[int, int]]:
         """Prefill in steps of 16 SMs down to 32: decode 12, 28, ..., 76 on an A100 and 20, 36, ..., 100 on an H100."""

@@ -19,7 +19,7 @@ from sim.config.schema import Experiment, SloTargets
 from sim.config.source import Source
 from sim.cost.profiled import ProfiledCost
 from sim.engine.building import check_settings
-from sim.engine.deploying import deploy, is_compiled, largest_step
+from sim.engine.deploying import deploy, is_compiled, largest_step, plan_pool
 from sim.engine.deployment import Deployment, Target
 from sim.engine.pools import Pool
 from sim.engine.routers import check_router
@@ -206,7 +206,7 @@ def _profile_hash(setting: Setting, policies: Sequence[Any]) -> str:
 
 
 def memory_plans(study: Study) -> list[dict[str, Any]]:
-    """Per policy and pool, the bytes behind its KV blocks: budget, weights, activations, runtime, KV."""
+    """Per policy and pool, the bytes behind its KV blocks: budget, weights, activations, runtime, graphs, KV."""
     setting, rows = study.setting, []
     memory = setting.experiment.memory
     for run in {run.label: run for run in reversed(study.runs)}.values():
@@ -214,14 +214,9 @@ def memory_plans(study: Study) -> list[dict[str, Any]]:
         for pool in reversed(hardware(setting.experiment, policy)):
             deployment = _deploy(setting, policy, pool)
             tokens, seqs = largest_step(policy, deployment)
-            knobs: dict[str, Any] = {
-                "num_gpu_blocks": memory.num_gpu_blocks,
-                "block_size": deployment.block_size,
-            }
-            if memory.gpu_memory_utilization is not None:
-                knobs["gpu_memory_utilization"] = memory.gpu_memory_utilization
-            # the sampler's share as `deploy` counts it, so that both name the same number of blocks
-            plan = pool.cost.memory(**knobs, max_tokens=tokens, max_seqs=min(seqs, 1024))
+            plan = plan_pool(
+                policy, pool.cost, deployment, memory.gpu_memory_utilization, memory.num_gpu_blocks
+            )
             name = f"{run.label} ({pool.name})" if pool.name else run.label
             rows.append({"policy": name, "max_tokens": tokens, "max_seqs": seqs, "plan": plan})
     return rows[::-1]

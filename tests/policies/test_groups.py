@@ -20,6 +20,7 @@ from workloads import workload, workloads
 
 from sim.cost.pairs import compile_pairs, pair_factor, worst_factor
 from sim.engine import RunRecords, simulate
+from sim.engine.deploying import deploy
 from sim.engine.deployment import MPS, Deployment, Target
 from sim.errors import SimctlError
 from sim.policies import list_policies, make_policy
@@ -354,6 +355,8 @@ PRESSED = [
     Moves("muxwise", "watermark", 0.3, "preemptions", DOWN),
     Moves("pdmux", "watermark", 0.3, "preemptions", DOWN),
 ]
+# a third of the memory of a pool that overflows
+CROWDED = [Moves("muxwise", "graph_memory", 0.0, "preemptions", DOWN)]
 
 
 @pytest.mark.parametrize("row", MOVES, ids=str)
@@ -366,11 +369,27 @@ def test_knobs_of_a_full_pool(row: Moves) -> None:
     check_move(row, num_gpu_blocks=900)
 
 
+@pytest.mark.parametrize("row", CROWDED, ids=str)
+def test_knobs_of_a_full_memory(row: Moves) -> None:
+    check_move(row, gpu_memory_utilization=0.165)
+
+
+def test_graphs_of_each_partition_take_their_share_of_the_memory() -> None:
+    cost = real_cost()
+    pools = {
+        share: deploy(make_policy({"name": "muxwise", "graph_memory": share}), cost) for share in (0.0, 0.062)
+    }
+    block = 16 * cost.model.kv_bytes_per_token()
+    lost = 0.062 * 0.9 * cost.gpu.hbm_bytes
+    assert pools[0.0].num_blocks - pools[0.062].num_blocks == pytest.approx(lost / block, abs=1)
+    assert deploy(make_policy("muxwise"), cost) == pools[0.062]
+
+
 def test_the_list_of_knobs_is_complete() -> None:
     for name in ("muxwise", "pdmux"):
         knobs = {knob for info in list_policies() if info.name == name for knob in info.knobs}
         # the guard matters where neighbours are slowed, as in the test by hand above
-        assert {row.knob for row in [*MOVES, *PRESSED] if row.policy == name} == knobs - {"guard"}
+        assert {row.knob for row in [*MOVES, *PRESSED, *CROWDED] if row.policy == name} == knobs - {"guard"}
 
 
 def test_the_step_log_tells_why_in_words() -> None:

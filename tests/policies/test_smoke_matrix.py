@@ -22,6 +22,8 @@ GPUS = {"h200-sxm": "auto", "a100-80gb-sxm": "spec"}
 MODELS = ("llama-3.1-8b", "qwen3-32b")
 TARGETS = (Target(ttft_s=2.0, tpot_s=0.1),)
 GIB = 2**30
+# beside its graphs an A100 has no room for a pass of 32,768 tokens through the large model
+SMALLER = {"muxwise": {"max_prompt_tokens": 16384}}
 
 
 @lru_cache(maxsize=8)
@@ -29,13 +31,14 @@ def cost_of(model: str, gpu: str, profile: str) -> ProfiledCost:
     return load_cost(model, gpu, profile)
 
 
-def reckoned_blocks(cost: ProfiledCost, tokens: int, seqs: int, block: int) -> int:
-    """KV blocks that 90 % of the memory leaves beside 16-bit weights, a pass's activations and 1 GiB of runtime."""
+def reckoned_blocks(cost: ProfiledCost, tokens: int, seqs: int, block: int, graphs: float) -> int:
+    """KV blocks that 90 % of the memory leaves beside 16-bit weights, a pass's activations, 1 GiB of runtime and a
+    share of graphs."""
     m = cost.model
     attention = m.hidden * (m.q_heads + 2 * m.kv_heads) * m.head_dim + m.q_heads * m.head_dim * m.hidden
     weights = 2 * (m.layers * (attention + 3 * m.hidden * m.ffn) + 2 * m.vocab * m.hidden)
     activations = tokens * 2 * (3 * m.ffn + 4 * m.hidden) + min(seqs, 1024) * m.vocab * 10
-    room = int(0.9 * cost.gpu.hbm_bytes) - weights - activations - GIB
+    room = int(0.9 * (1 - graphs) * cost.gpu.hbm_bytes) - weights - activations - GIB
     return room // (block * 2 * m.layers * m.kv_heads * m.head_dim * 2)
 
 
@@ -43,9 +46,10 @@ def reckoned_blocks(cost: ProfiledCost, tokens: int, seqs: int, block: int) -> i
 @pytest.mark.parametrize("gpu", list(GPUS))
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_small_workload(name: str, gpu: str, model: str) -> None:
-    cost, policy = cost_of(model, gpu, GPUS[gpu]), make_policy(name)
+    cost, policy = cost_of(model, gpu, GPUS[gpu]), make_policy({"name": name, **SMALLER.get(name, {})})
     deployment = deploy(policy, cost, targets=TARGETS)
-    expected = reckoned_blocks(cost, *largest_step(policy, deployment), deployment.block_size)
+    graphs = 0.062 if name == "muxwise" else 0.0
+    expected = reckoned_blocks(cost, *largest_step(policy, deployment), deployment.block_size, graphs)
     assert deployment.num_blocks == pytest.approx(
         expected, rel=0.01, abs=2
     )  # norms and biases are not reckoned

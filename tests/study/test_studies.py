@@ -305,7 +305,7 @@ def test_slo_classes_have_their_own_limits() -> None:
 
 
 def test_memory_plans_show_the_blocks_that_runs_have() -> None:
-    study = prepare(experiment())
+    study = prepare(experiment(policies=["vllm", "sarathi-512", "muxwise"]))
     plans = {row["policy"]: row["plan"].num_blocks for row in memory_plans(study)}
     assert plans == {o.summary["policy"]: o.summary["kv_blocks"] for o in run_in_memory(study)}
 
