@@ -79,13 +79,14 @@ def plan_memory(
     room = budget - weights - activations - RUNTIME_BYTES - graphs
     block_bytes = block_size * model.kv_bytes_per_token()
     if room < block_bytes:
+        spare = room + weights + activations - block_bytes
         raise SimctlError(
             f"{model.name} does not fit on {where}: {_gib(gpu.hbm_bytes)} GiB x {gpu_memory_utilization:g} = "
             f"{_gib(budget)} GiB, less {_gib(weights)} GiB of weights, {_gib(activations)} GiB of activations "
             f"({max_tokens} tokens, {max_seqs} sequences) and {_gib(RUNTIME_BYTES)} GiB of runtime"
             f"{f' and {_gib(graphs)} GiB of graphs' if graphs else ''}, leaves "
             f"{_gib(room)} GiB for KV blocks of {block_bytes / 2**20:.2f} MiB."
-            f"{_way_out(room + weights + activations - block_bytes, weights, activations, gpus, gpu_memory_utilization)}"
+            f"{_way_out(spare, weights, activations, gpus, gpu_memory_utilization)}"
         )
     blocks = room // block_bytes
     if num_gpu_blocks is not None:
