@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.cli.tables import table
-from sim.cost.profile import read_schema, read_yaml
+from sim.cost.collectives import COLLECTIVES, Measured, Transfer
+from sim.cost.collectives_file import load_collectives
+from sim.cost.profile import FolderSchema, read_schema, read_yaml
 
 FOLD = "rows"  # of the solo operators, where no other run has measured random shapes
 PAIR_FOLD = "split"
@@ -53,6 +55,7 @@ def shown(folder: Path) -> dict[str, Any]:
             "coverage": entry.coverage,
         }
     operators |= _fused(data, errors, fresh)
+    operators |= _collectives(folder, schema)
     label = (data.get("steps") or {}).get("label", "measured")
     steps = _other_run(errors, "steps")
     for kind, methods in (errors.get("steps") or {}).items():
@@ -85,6 +88,34 @@ def _fused(data: Mapping[str, Any], errors: Mapping[str, Any], fresh: Mapping[st
         }
     plain = found.get(f"fused_attention/{FUSED_DEFAULT}")
     return {"fused_attention": plain, **found} if plain else found
+
+
+def _collectives(folder: Path, schema: FolderSchema) -> dict[str, Any]:
+    """Collectives by launch and number of GPUs, and transfers of KV; the plain name is that of captured calls of the
+    most GPUs, or of the transfer that hand-overs are priced by."""
+    entry, found = schema.collectives, {}
+    if not entry:
+        return {}
+    source = load_collectives(folder / entry["file"], entry["label"], entry.get("coverage", ""))
+    rows: list[Measured | Transfer] = [*source.curves, *source.transfers]
+    for one in rows:
+        found[one.name] = {
+            "label": source.label,
+            "points": one.measured_points,
+            "median_error": one.held_out.median,
+            "p95_error": one.held_out.p95,
+            "held_out_points": one.held_out.points,
+            "method": "line by bytes",
+            "held_out": "sizes",
+            "coverage": f"to {one.knots.sizes[-1] / 2**20:g} MiB",
+        }
+    for name in COLLECTIVES:
+        kept = source.basis(name, max((one.gpus for one in source.curves), default=2), "graph")
+        if kept is not None:
+            found[name] = found[kept.name]
+    if source.default is not None:
+        found["kv_transfer"] = found[source.default.name]
+    return found
 
 
 def _contention(data: Mapping[str, Any], errors: Mapping[str, Any]) -> dict[str, Any]:

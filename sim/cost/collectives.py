@@ -155,8 +155,9 @@ class Transfer:
 
     @property
     def name(self) -> str:
-        """`kv_transfer/copy-contiguous` and the like."""
-        return f"kv_transfer/{self.method}-{self.layout}"
+        """`kv_transfer/copy-contiguous`, `kv_transfer/copy-blocks-64k` and the like."""
+        pieces = f"-{self.piece_bytes / 1024:g}k" if self.piece_bytes else ""
+        return f"kv_transfer/{self.method}-{self.layout}{pieces}"
 
     @property
     def source(self) -> str:

@@ -81,7 +81,7 @@ def collectives_from_data(data: Any, label: str, coverage: str, where: str) -> C
     ]
     for kind, names in (
         ("curves", [one.name for one in curves]),
-        ("transfers", [f"{one.name}-{one.piece_bytes}-{one.gpus}" for one, _ in transfers]),
+        ("transfers", [f"{one.name}-{one.gpus}" for one, _ in transfers]),
     ):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -13,22 +13,28 @@ from typing import Any
 import numpy as np
 
 from sim.cost.attention import AttentionMode
+from sim.cost.collectives import COLLECTIVES
+from sim.cost.collectives_predict import KINDS as BETWEEN_GPUS
+from sim.cost.collectives_predict import TRANSFER, beside_factor, collective_row, transfer_row
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_fused import FusedSurface
 from sim.cost.model import load_model
 from sim.cost.operators import decode_shape, effective_longest, prefill_shape
+from sim.cost.parallel import EXTRAPOLATED_SD, GroupCurve, shard, with_group
 from sim.cost.profile import CurveProfile
 from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Gemm, Launch, Shape
 from sim.errors import SimctlError
 from sim.suggest import nearest
 
-KINDS = ("gemm", "prefill_attention", "decode_attention", "fused_attention", "step")
-SHAPE_COLUMNS = ("m", "n", "k", "prefill_tokens", "history_tokens", "decode_contexts", "sms")
+KINDS = ("gemm", "prefill_attention", "decode_attention", "fused_attention", "step", *BETWEEN_GPUS)
+SHAPE_COLUMNS = ("m", "n", "k", "prefill_tokens", "history_tokens", "decode_contexts", "bytes", "sms")
 COLUMNS = (
     "kind",
     "model",
+    "tp",
+    "gpus",
     *SHAPE_COLUMNS,
     "attention",
     "launch",
@@ -88,26 +94,58 @@ class Predictor:
         sms = _whole(row, "sms", where) or self.profile.gpu.sms
         if not 0 < sms <= self.profile.gpu.sms:
             return refused(f"{sms} SMs: {self.profile.gpu.name} has {self.profile.gpu.sms}")
+        if kind in BETWEEN_GPUS:
+            return self._between_gpus(kind, row, sms, mode, where)
         fused = kind == "fused_attention" or backend == "pod"
         if fused and self.profile.fused is None:
             return refused("no curve for fused attention")
+        tp = _whole(row, "tp", where) or 1
         if kind == "fused_attention":
-            return self._mixed(
-                self._cost(row.get("model") or self.default_model, ""), row, sms, backend, where
-            )
+            return self._mixed(self._cost(row, "", tp, mode), row, sms, backend, where)
         if fused and kind != "step":
             return refused("POD is of mixed attention: ask for fused_attention, or for a step")
         if backend and backend != "pod" and f"prefill_attention/{backend}" not in self.profile.curves:
             return refused(f"no curve for prefill attention by {backend}")
-        cost = self._cost(row.get("model") or self.default_model, backend)
+        cost = self._cost(row, backend, tp, mode)
         if kind == "step":
             return self._step(cost, row, sms, mode, where)
-        if row.get("neighbour_kind"):
+        neighbour = row.get("neighbour_kind", "")
+        if neighbour and neighbour not in COLLECTIVES:
             return refused("no contention surface of single operators; whole steps have one")
-        return self._operator(cost, kind, row, sms, mode, where)
+        return self._beside(self._operator(cost, kind, row, sms, mode, where), kind, row, where)
 
-    def _cost(self, model: str, backend: str) -> ProfiledCost:
-        return _cost_of(_Held(self.profile), model, backend)
+    def _cost(self, row: Mapping[str, str], backend: str, tp: int, mode: str) -> ProfiledCost:
+        # without a group nothing but host time tells a captured launch from an eager one
+        launch = mode if tp > 1 else "eager"
+        return _cost_of(_Held(self.profile), row.get("model") or self.default_model, backend, tp, launch)
+
+    def _between_gpus(self, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
+        """A collective, or KV from one GPU to another."""
+        size = _whole(row, "bytes", where)
+        if not size:
+            raise SimctlError(f"{where}: a row of kind {kind} needs bytes above 0.")
+        if kind == TRANSFER:
+            found = transfer_row(self.profile, size)
+        else:
+            gpus = _whole(row, "gpus", where) or _whole(row, "tp", where) or 2
+            found = collective_row(self.profile, kind, size, gpus, mode, sms)
+        if isinstance(found, str):
+            return refused(found)
+        answer = Answer(found.gpu_s, found.step_s, found.sd * found.gpu_s, found.label, found.flags)
+        return self._beside(answer, kind, row, where)
+
+    def _beside(self, alone: Answer, kind: str, row: Mapping[str, str], where: str) -> Answer:
+        """The answer where compute and a collective run at once all of the time."""
+        neighbour = row.get("neighbour_kind")
+        if not neighbour or alone.gpu_s is None or alone.step_s is None or alone.sd_s is None:
+            return alone
+        size = _whole(row, "bytes" if kind in COLLECTIVES else "neighbour_bytes", where)
+        shared = (_whole(row, "neighbour_sms", where) or self.profile.gpu.sms) == self.profile.gpu.sms
+        factor = beside_factor(self.profile.collectives, kind, neighbour, size, shared)
+        if isinstance(factor, str):
+            return refused(factor)
+        gpu_s, sd_s = alone.gpu_s * factor, float(np.hypot(alone.sd_s * factor, CONTENTION_SD * alone.gpu_s))
+        return Answer(gpu_s, max(alone.step_s, gpu_s), sd_s, alone.label, alone.flags)
 
     def _operator(
         self, cost: ProfiledCost, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str
@@ -210,7 +248,9 @@ class Predictor:
                 variance += ((fused.sigma.get(POD, SPEC_SD) if fused else SPEC_SD) * share) ** 2
                 continue
             curve = cost.profile.curve(part.name)
-            if not isinstance(curve, MeasuredCurve):
+            if isinstance(curve, GroupCurve):
+                variance += (curve.measured.sd * share) ** 2 if curve.same else (EXTRAPOLATED_SD * share) ** 2
+            elif not isinstance(curve, MeasuredCurve):
                 variance += (SPEC_SD * share) ** 2
             elif part.name in flagged or part.label != curve.label:
                 variance += (max(curve.sigma, curve.sigma_off) * share) ** 2
@@ -249,16 +289,16 @@ class _Held:
 
 
 @lru_cache(maxsize=32)
-def _cost_of(held: _Held, model: str, backend: str) -> ProfiledCost:
-    profile = held.profile
+def _cost_of(held: _Held, model: str, backend: str, tp: int, launch: str) -> ProfiledCost:
+    profile, attention = with_group(held.profile, tp), AttentionMode("serial")
     if backend == "pod":
-        mode = AttentionMode("pod", "flashinfer")
-        return ProfiledCost(load_model(model), profile, Launching("eager", profile.host), {}, attention=mode)
-    if backend:
+        attention = AttentionMode("pod", "flashinfer")
+    elif backend:
         chosen = {"prefill_attention": profile.curves[f"prefill_attention/{backend}"]}
         profile = replace(profile, curves={**profile.curves, **chosen})
     # steps are priced at their own size, not at a captured one above it
-    return ProfiledCost(load_model(model), profile, Launching("eager", profile.host), {})
+    launching = Launching(launch, profile.host, pads=False)
+    return ProfiledCost(shard(load_model(model), tp), profile, launching, {}, tp, attention=attention)
 
 
 def _spread(curve: Any, shape: Shape, sms: int) -> float:
