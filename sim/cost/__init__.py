@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.cost.model import ModelSpec
     from sim.cost.profiled import ProfiledCost
 
 KERNEL_KEYS = ("attention", "launch", "scale")
@@ -13,7 +14,7 @@ PARALLEL_KEYS = ("tp", "pp", "ep", "dp")
 
 
 def load_cost(
-    model: str,
+    model: str | ModelSpec,
     gpu: str,
     profile: str = "auto",
     parallel: Mapping[str, int] | None = None,
@@ -22,6 +23,7 @@ def load_cost(
 ) -> ProfiledCost:
     """The cost model of a model on a GPU under a profile; of a group of `parallel: {tp: n}` GPUs it prices one.
 
+    `model`: a name, or what `sim.cost.model.load_model` made of one.
     `kernels`: `attention` (of mixed steps: a mode of `sim.cost.attention`), `launch` (graph or eager), `scale`
     (operator -> factor on its time).
     `power_cap_w`: watts of one GPU (`sim.cost.power`). SimctlError for unknown names and for what isn't modelled:
@@ -35,17 +37,20 @@ def load_cost(
     from sim.cost.power import with_cap
     from sim.cost.profile import load_profile
     from sim.cost.profiled import ProfiledCost, checked_scale
+    from sim.cost.quantised import with_weights
 
     _check_parallel(parallel or {})
     options = dict(kernels or {})
     _check_kernels(options)
-    spec = load_model(model)
+    spec = load_model(model) if isinstance(model, str) else model
     tp = (parallel or {}).get("tp", 1)
-    chosen = with_group(with_cap(load_profile(profile, load_gpu(gpu)), power_cap_w), tp)
+    part = shard(spec, tp)
+    loaded = with_weights(load_profile(profile, load_gpu(gpu)), part)
+    chosen = with_group(with_cap(loaded, power_cap_w), tp)
     launching = Launching(options.get("launch", "graph"), chosen.host)
     scale = checked_scale(options.get("scale"), spec, tp)
     attention = AttentionMode(options.get("attention", "serial"))
-    return ProfiledCost(shard(spec, tp), chosen, launching, scale, tp, spec.kv_bytes_per_token(), attention)
+    return ProfiledCost(part, chosen, launching, scale, tp, spec.kv_bytes_per_token(), attention)
 
 
 def _check_parallel(parallel: Mapping[str, int]) -> None:

@@ -16,6 +16,9 @@ from sim.cost.shapes import Floats, Launch, Shape, StepCost, Timing
 # the operators that a profile can hold a curve for; a name may carry a /variant
 OPERATORS = (
     "gemm",
+    "moe",
+    "routing",
+    "quantise",
     "prefill_attention",
     "decode_attention",
     "norm",

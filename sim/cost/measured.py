@@ -24,6 +24,7 @@ from sim.cost.operators import decode_keys
 from sim.cost.shapes import (
     DecodeAttention,
     Elementwise,
+    Experts,
     Floats,
     Gemm,
     PrefillAttention,
@@ -40,6 +41,7 @@ Key = tuple[int, ...]
 # axis names of the tables, by kind of shape; SMs come last
 FEATURES = {
     "gemm": ("m",),
+    "experts": ("m",),
     "elementwise": ("rows",),
     "prefill": ("q", "h"),
     "decode": ("batch", "context"),
@@ -53,15 +55,21 @@ def shape_kind(shape: Shape) -> str:
     """Key of `FEATURES` for a shape."""
     if isinstance(shape, Gemm):
         return "gemm"
+    if isinstance(shape, Experts):
+        return "experts"
     if isinstance(shape, Elementwise):
         return "elementwise"
     return "prefill" if isinstance(shape, PrefillAttention) else "decode"
 
 
 def constants(shape: Shape) -> Key:
-    """What is fixed in a shape for one operator of one model: (n, k), bytes per row, or heads."""
+    """What is fixed in a shape for one operator of one model: (n, k), experts, bytes per row, or heads.
+
+    The skew of a routing is none: the form follows the experts that it touches and the tiles that it makes."""
     if isinstance(shape, Gemm):
         return (shape.n, shape.k, shape.dtype_bytes)
+    if isinstance(shape, Experts):
+        return (shape.n, shape.k, shape.experts, shape.chosen, shape.dtype_bytes)
     if isinstance(shape, Elementwise):
         return (shape.bytes_per_row,)
     return (shape.q_heads, shape.kv_heads, shape.head_dim, shape.dtype_bytes)
@@ -69,7 +77,7 @@ def constants(shape: Shape) -> Key:
 
 def features(shape: Shape) -> tuple[Any, ...]:
     """The raw values along the axes of `FEATURES`; a decode batch counts by its mean context."""
-    if isinstance(shape, Gemm):
+    if isinstance(shape, Gemm | Experts):
         return (shape.m,)
     if isinstance(shape, Elementwise):
         return (shape.rows,)
@@ -149,7 +157,7 @@ class MeasuredCurve:
             return shape
         edges = [(axis.knots[0], axis.knots[-1]) for axis in table.axes[:-1]]
         inside = [np.clip(v, *edge) for v, edge in zip(features(shape), edges, strict=True)]
-        if isinstance(shape, Gemm):
+        if isinstance(shape, Gemm | Experts):
             return replace(shape, m=inside[0].astype(np.int64))
         if isinstance(shape, Elementwise):
             return replace(shape, rows=inside[0].astype(np.int64))

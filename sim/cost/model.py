@@ -1,4 +1,4 @@
-"""Shapes of dense decoder models: the built-in table and Hugging Face `config.json` files."""
+"""Shapes of decoder models, dense or with experts: the built-in table and Hugging Face `config.json` files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,23 @@ ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "YiForCausalLM",
     "OPTForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+QUANTIZATIONS = ("fp8",)
+MAYBE_NONE = ("learned_positions", "experts", "experts_per_token", "shared_ffn")  # counts that may be 0
+MOST_SKEW = 3.0  # beyond it nearly all tokens go to the same experts
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shape of one dense decoder. `ffn` is the FFN's inner width; a gated FFN has two such projections.
+    """Shape of one decoder. `ffn` is the FFN's inner width; a gated FFN has two such projections.
 
+    A mixture has `experts` FFNs of width `ffn` in each layer, of which a token takes `experts_per_token` with odds of
+    rank ** -`routing_skew`, and perhaps one of width `shared_ffn` that all tokens take. `quantization` `fp8`: weights
+    and inputs of the layers' projections are e4m3; embedding, router, head, norms and the KV cache keep `dtype`.
     `window` is the sliding attention window in tokens (None: full attention); `learned_positions` the rows of
     a learned position table (0: none); `linear_bias` says whether the output and FFN projections carry biases.
     """
@@ -54,12 +63,22 @@ class ModelSpec:
     learned_positions: int = 0
     window: int | None = None
     dtype: str = "bfloat16"
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    routing_skew: float = 0.0
+    quantization: str = ""
     source: str = ""
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one weight, activation or cached key element."""
+        """Bytes of one activation or cached key element, and of a weight that is not quantised."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def linear_bytes(self) -> int:
+        """Bytes of one weight of a layer's projections."""
+        return 1 if self.quantization else self.dtype_bytes
 
     @property
     def group(self) -> int:
@@ -85,9 +104,17 @@ class ModelSpec:
         """Bytes of keys and values that one token leaves in the cache, all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
 
-    def layer_params(self) -> int:
-        """Parameters of one layer, norms and biases included."""
-        linear = self.hidden * (self.qkv_width + self.q_width + self.ffn_in_width + self.ffn)
+    def linear_params(self, experts: int | None = None) -> int:
+        """Weights of one layer's projections, with so many of its experts (None: all)."""
+        ffn = self.hidden * (self.ffn_in_width + self.ffn)
+        if self.experts:
+            ffn *= self.experts if experts is None else experts
+            ffn += 3 * self.hidden * self.shared_ffn
+        return self.hidden * (self.qkv_width + self.q_width) + ffn
+
+    def layer_params(self, experts: int | None = None) -> int:
+        """Parameters of one layer, norms, biases and router included, with so many of its experts (None: all)."""
+        linear = self.linear_params(experts) + self.hidden * self.experts
         bias = self.qkv_width * self.qkv_bias + (2 * self.hidden + self.ffn_in_width) * self.linear_bias
         # layer norms with a bias (OPT) hold two vectors, RMS norms one
         norms = 2 * self.hidden * (2 if self.linear_bias else 1) + 2 * self.head_dim * self.qk_norm
@@ -107,9 +134,15 @@ class ModelSpec:
         final_norm = self.hidden * (2 if self.linear_bias else 1)
         return self.layers * self.layer_params() + self.embedding_params() + head + final_norm
 
+    def active_params(self) -> int:
+        """Parameters that one token passes through: all but the experts that it does not take."""
+        idle = self.layer_params() - self.layer_params(self.experts_per_token)
+        return self.params() - self.layers * idle
+
     def weight_bytes(self) -> int:
-        """Bytes that the weights occupy in GPU memory."""
-        return self.params() * self.dtype_bytes
+        """Bytes that the weights occupy in GPU memory, all experts included; scales of e4m3 weights are not counted."""
+        quantised = self.layers * self.linear_params()
+        return (self.params() - quantised) * self.dtype_bytes + quantised * self.linear_bytes
 
 
 @cache
@@ -129,17 +162,53 @@ def list_models() -> list[ModelSpec]:
     return list(_builtin().values())
 
 
-def load_model(name_or_path: str) -> ModelSpec:
+def load_model(
+    name_or_path: str | Path, quantization: str | None = None, routing_skew: float | None = None
+) -> ModelSpec:
     """The built-in model of that name, or the model that a Hugging Face `config.json` describes.
 
-    Raises SimctlError for unknown names, unreadable files and architectures that are not plain dense decoders.
+    `quantization` `fp8` quantises its projections, and so does the name's ending `-fp8`; `routing_skew` is the exponent
+    of its experts' odds. Raises SimctlError for unknown names, unreadable files and what is not modelled.
     """
     name = str(name_or_path)
+    spec = _load(name)
+    if quantization is not None:
+        spec = quantised(spec, quantization)
+    return spec if routing_skew is None else skewed(spec, routing_skew)
+
+
+def quantised(spec: ModelSpec, quantization: str) -> ModelSpec:
+    """The model with quantised projections; SimctlError for kinds and models that nobody runs so."""
+    if quantization not in QUANTIZATIONS:
+        raise SimctlError(
+            f"model.quantization '{quantization}' is not modelled; use {', '.join(QUANTIZATIONS)} or leave it out."
+        )
+    if spec.dtype_bytes != 2 or not spec.gated:
+        raise SimctlError(
+            f"model.quantization {quantization} is modelled for gated decoders of 16 bits, which {spec.name} is not."
+        )
+    ending = "" if spec.name.endswith(f"-{quantization}") else f"-{quantization}"
+    return replace(spec, name=spec.name + ending, quantization=quantization)
+
+
+def skewed(spec: ModelSpec, routing_skew: float) -> ModelSpec:
+    """The model with other odds of its experts; SimctlError for a dense one."""
+    if not spec.experts:
+        raise SimctlError(f"model.routing_skew has no effect: {spec.name} has no experts.")
+    if not 0.0 <= routing_skew <= MOST_SKEW:
+        raise SimctlError(f"model.routing_skew must lie within 0..{MOST_SKEW:g}, not {routing_skew:g}.")
+    return replace(spec, routing_skew=float(routing_skew))
+
+
+def _load(name: str) -> ModelSpec:
     models, aliases, refused = _builtin(), _data()["aliases"], _data()["unsupported"]
     if name in models or name in aliases:
         return models[aliases.get(name, name)]
     if name in refused:
-        raise SimctlError(f"Model '{name}' is {refused[name]}, which is not modelled; use a dense decoder.")
+        raise SimctlError(f"Model '{name}' is {refused[name]}, which is not modelled.")
+    base, _, ending = name.rpartition("-")
+    if ending in QUANTIZATIONS and (base in models or base in aliases):
+        return quantised(models[aliases.get(base, base)], ending)
     path = Path(name).expanduser()
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
@@ -170,13 +239,12 @@ def read_config(path: Path) -> ModelSpec:
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
     """The model that a Hugging Face configuration describes; `where` is named in errors."""
     _refuse_other_architectures(config, where)
-    opt = config.get("model_type") == "opt" or "OPTForCausalLM" in (config.get("architectures") or ())
+    kind = config.get("model_type")
+    opt = kind == "opt" or "OPTForCausalLM" in (config.get("architectures") or ())
     hidden = _whole(config, "hidden_size", where)
     q_heads = _whole(config, "num_attention_heads", where)
     head_dim = config.get("head_dim") or hidden // q_heads
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
-    if config.get("quantization_config"):
-        raise SimctlError(f"{where}: quantised weights are not modelled; use the bf16 or fp16 configuration.")
     if dtype not in DTYPE_BYTES:
         raise SimctlError(f"{where}: dtype '{dtype}' is not modelled; use one of {', '.join(DTYPE_BYTES)}.")
     windowed = config.get("use_sliding_window", True) and not opt
@@ -188,33 +256,68 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelS
         q_heads=q_heads,
         kv_heads=config.get("num_key_value_heads") or q_heads,
         head_dim=head_dim,
-        ffn=_whole(config, "ffn_dim" if opt else "intermediate_size", where),
+        **_ffn(config, where, opt),
         vocab=_whole(config, "vocab_size", where),
         max_context=max_context,
         gated=not opt,
         tied_embeddings=bool(config.get("tie_word_embeddings", opt)),
-        qkv_bias=bool(config.get("attention_bias", opt or config.get("model_type") == "qwen2")),
+        qkv_bias=bool(config.get("attention_bias", opt or kind in ("qwen2", "qwen2_moe"))),
         linear_bias=opt,
-        qk_norm=config.get("model_type") == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
         rope=not opt,
         learned_positions=max_context + 2 if opt else 0,
         window=(config.get("sliding_window") or None) if windowed else None,
         dtype=dtype,
         source=where,
     )
-    return _checked(spec, where)
+    spec = _checked(spec, where)
+    return _with_quantization(spec, config.get("quantization_config") or {}, where)
+
+
+def _with_quantization(spec: ModelSpec, found: Mapping[str, Any], where: str) -> ModelSpec:
+    """The model quantised as its configuration says; scales of blocks of weights are priced as those of columns."""
+    if not found:
+        return spec
+    method = found.get("quant_method")
+    if method not in QUANTIZATIONS:
+        raise SimctlError(
+            f"{where}: weights quantised by {method or 'an unnamed method'} are not modelled; "
+            f"{', '.join(QUANTIZATIONS)} and 16 bits are."
+        )
+    return quantised(spec, method)
+
+
+def _ffn(config: Mapping[str, Any], where: str, opt: bool) -> dict[str, Any]:
+    """The FFN's keys of a ModelSpec; of a mixture those of one expert."""
+    found = [key for key in EXPERT_KEYS if (config.get(key) or 0) > 1]
+    if not found:
+        return {"ffn": _whole(config, "ffn_dim" if opt else "intermediate_size", where)}
+    if (config.get("decoder_sparse_step") or 1) != 1 or config.get("mlp_only_layers"):
+        raise SimctlError(
+            f"{where}: mixtures that have experts in some layers only are not modelled "
+            "(decoder_sparse_step, mlp_only_layers)."
+        )
+    experts = _whole(config, found[0], where)
+    chosen = _whole(config, "num_experts_per_tok", where)
+    if chosen > experts:
+        raise SimctlError(f"{where}: num_experts_per_tok = {chosen} exceeds the {experts} experts.")
+    wide = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
+    return {
+        "ffn": _whole(config, wide, where),
+        "experts": experts,
+        "experts_per_token": chosen,
+        "shared_ffn": config.get("shared_expert_intermediate_size") or 0,
+    }
 
 
 def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
     if config.get("kv_lora_rank"):
         raise SimctlError(f"{where}: multi-head latent attention (kv_lora_rank) is not modelled.")
-    if any((config.get(key) or 0) > 1 for key in EXPERT_KEYS):
-        raise SimctlError(f"{where}: mixtures of experts are not modelled; use a dense decoder.")
     named = config.get("architectures") or []
     if not any(name in ARCHITECTURES for name in named):
         raise SimctlError(
             f"{where}: architecture {', '.join(named) or '(none named)'} is not modelled; "
-            f"plain dense decoders are: {', '.join(ARCHITECTURES)}."
+            f"these are: {', '.join(ARCHITECTURES)}."
         )
 
 
@@ -228,7 +331,7 @@ def _whole(config: Mapping[str, Any], key: str, where: str) -> int:
 def _checked(spec: ModelSpec, where: str = "models.yaml") -> ModelSpec:
     for field in fields(spec):
         value = getattr(spec, field.name)
-        whole = isinstance(value, int) and not isinstance(value, bool) and field.name != "learned_positions"
+        whole = isinstance(value, int) and not isinstance(value, bool) and field.name not in MAYBE_NONE
         if whole and value < 1:
             raise SimctlError(f"{where}: '{field.name}' of {spec.name} must be above 0, not {value}.")
     if spec.q_heads % spec.kv_heads:

@@ -1,4 +1,4 @@
-"""The operators of one forward pass of a dense decoder, and the work that each one's shape implies."""
+"""The operators of one forward pass of a decoder, and the work that each one's shape implies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.cost.experts import touched
 from sim.cost.model import ModelSpec
 from sim.cost.shapes import (
     DecodeAttention,
     Elementwise,
+    Experts,
     Floats,
     Gemm,
     Ints,
@@ -20,6 +22,7 @@ from sim.cost.shapes import (
 
 # passes over the logits by argmax or softmax-and-draw samplers: read 16 bit, write and read 32 bit, write
 SAMPLING_BYTES_PER_LOGIT = 16
+PICK_BYTES = 12  # of one expert that a token picks: its number, its weight and the row's place
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Operator:
     """A linear or element-wise operator. `scope`: every `layer`, once with the `first` or with the `last` one.
 
     `rows`: does its size follow the `tokens` of the pass or its `sequences` (LM head, sampling)?
-    A GEMM has output width `n` and inner width `k`; an element-wise operator has `bytes_per_row`.
+    A GEMM has output width `n` and inner width `k`, that of `experts` a row of its own for each of `chosen` ones (odds
+    of rank ** -`skew`); an element-wise operator has `bytes_per_row`.
     """
 
     name: str
@@ -37,9 +41,14 @@ class Operator:
     k: int = 0
     bytes_per_row: int = 0
     dtype_bytes: int = 2
+    experts: int = 0
+    chosen: int = 0
+    skew: float = 0.0
 
-    def shape(self, rows: Ints) -> Gemm | Elementwise:
+    def shape(self, rows: Ints) -> Gemm | Experts | Elementwise:
         """This operator's shape for an array of row counts."""
+        if self.experts:
+            return Experts(rows, self.n, self.k, self.dtype_bytes, self.experts, self.chosen, self.skew)
         if self.n:
             return Gemm(rows, self.n, self.k, self.dtype_bytes)
         return Elementwise(rows, self.bytes_per_row)
@@ -50,23 +59,15 @@ def linear_operators(model: ModelSpec) -> tuple[Operator, ...]:
     m, s = model, model.dtype_bytes
     kv_width = 2 * m.kv_heads * m.head_dim
     norm = 4 * m.hidden * s  # reads the sub-layer's output and the residual, writes the sum and its norm
-    gemm = [
-        Operator("gemm/qkv", n=m.qkv_width, k=m.hidden, dtype_bytes=s),
-        Operator("gemm/o", n=m.hidden, k=m.q_width, dtype_bytes=s),
-        Operator("gemm/gate_up", n=m.ffn_in_width, k=m.hidden, dtype_bytes=s),
-        Operator("gemm/down", n=m.hidden, k=m.ffn, dtype_bytes=s),
-    ]
     per_layer = [
         Operator("norm/input", bytes_per_row=norm),
-        gemm[0],
+        *_projection(m, "qkv", m.qkv_width, m.hidden),
         *([Operator("norm/qk", bytes_per_row=2 * (m.q_width + kv_width // 2) * s)] if m.qk_norm else []),
         *([Operator("rope", bytes_per_row=2 * (m.q_width + kv_width // 2) * s)] if m.rope else []),
         Operator("kv_write", bytes_per_row=2 * kv_width * s),
-        gemm[1],
+        *_projection(m, "o", m.hidden, m.q_width),
         Operator("norm/post_attention", bytes_per_row=norm),
-        gemm[2],
-        Operator("activation", bytes_per_row=(m.ffn_in_width + m.ffn) * s),
-        gemm[3],
+        *(_expert_ffn(m) if m.experts else _dense_ffn(m)),
     ]
     tables = 2 if m.learned_positions else 1
     return (
@@ -78,6 +79,54 @@ def linear_operators(model: ModelSpec) -> tuple[Operator, ...]:
             "sampling", scope="last", rows="sequences", bytes_per_row=SAMPLING_BYTES_PER_LOGIT * m.vocab
         ),
     )
+
+
+def _projection(m: ModelSpec, role: str, n: int, k: int) -> list[Operator]:
+    """A linear layer, behind the cast of its input where it is quantised."""
+    cast = [Operator(f"quantise/{role}", bytes_per_row=_cast_bytes(m, k))] if m.quantization else []
+    return [*cast, Operator(f"gemm/{role}", n=n, k=k, dtype_bytes=m.linear_bytes)]
+
+
+def _cast_bytes(m: ModelSpec, k: int) -> int:
+    """Bytes a row that a cast reads and writes."""
+    return k * (m.dtype_bytes + m.linear_bytes)
+
+
+def _dense_ffn(m: ModelSpec) -> list[Operator]:
+    return [
+        *_projection(m, "gate_up", m.ffn_in_width, m.hidden),
+        Operator("activation", bytes_per_row=(m.ffn_in_width + m.ffn) * m.dtype_bytes),
+        *_projection(m, "down", m.hidden, m.ffn),
+    ]
+
+
+def _expert_ffn(m: ModelSpec) -> list[Operator]:
+    """Router, rows to their experts, the experts' products, and the weighted sum back; a shared expert beside them."""
+    s, chosen, hidden = m.dtype_bytes, m.experts_per_token, m.hidden
+    size, skew = m.linear_bytes, m.routing_skew
+    casts = []
+    if m.quantization:
+        rows = {"gate_up": _cast_bytes(m, hidden), "down": chosen * _cast_bytes(m, m.ffn)}
+        casts = [Operator(f"quantise/experts_{role}", bytes_per_row=size) for role, size in rows.items()]
+    shared = []
+    if m.shared_ffn:
+        shared = [
+            *_projection(m, "shared_gate_up", 2 * m.shared_ffn, hidden),
+            Operator("activation/shared", bytes_per_row=3 * m.shared_ffn * s),
+            *_projection(m, "shared_down", hidden, m.shared_ffn),
+        ]
+    return [
+        Operator("gemm/router", n=m.experts, k=hidden, dtype_bytes=s),
+        Operator("routing/topk", bytes_per_row=m.experts * s + PICK_BYTES * chosen),
+        *shared,
+        *casts[:1],
+        Operator("routing/permute", bytes_per_row=2 * chosen * hidden * s),
+        Operator("moe/gate_up", "layer", "tokens", m.ffn_in_width, hidden, 0, size, m.experts, chosen, skew),
+        Operator("activation", bytes_per_row=chosen * (m.ffn_in_width + m.ffn) * s),
+        *casts[1:],
+        Operator("moe/down", "layer", "tokens", hidden, m.ffn, 0, size, m.experts, chosen, skew),
+        Operator("routing/unpermute", bytes_per_row=(chosen + 1) * hidden * s),
+    ]
 
 
 def prefill_shape(model: ModelSpec, q: Ints, h: Ints) -> PrefillAttention:
@@ -142,9 +191,12 @@ def decode_keys(shape: DecodeAttention) -> Floats:
 
 
 def flops(shape: Shape) -> Floats:
-    """Floating-point operations of one call (a multiply-add is two); element-wise operators count as none."""
-    if isinstance(shape, Gemm):
-        return 2.0 * np.asarray(shape.m, dtype=np.float64) * shape.n * shape.k
+    """Floating-point operations of one call (a multiply-add is two); element-wise operators count as none.
+
+    In units of 16-bit ones: two of e4m3 count as one, since tensor cores do them in its time and for about its energy.
+    """
+    if isinstance(shape, Gemm | Experts):
+        return (1.0 if shape.dtype_bytes == 1 else 2.0) * gemm_rows(shape) * shape.n * shape.k
     if isinstance(shape, PrefillAttention):
         return 4.0 * shape.q_heads * shape.head_dim * causal_pairs(shape.q, shape.h, shape.window)
     if isinstance(shape, DecodeAttention):
@@ -159,9 +211,10 @@ def kv_bytes(shape: PrefillAttention | DecodeAttention, keys: Floats | Ints) -> 
 
 def hbm_bytes(shape: Shape) -> Floats:
     """Bytes that one call moves at least: weights, activations in and out, keys and values once."""
-    if isinstance(shape, Gemm):
-        m = np.asarray(shape.m, dtype=np.float64)
-        return shape.dtype_bytes * (m * shape.k + m * shape.n + float(shape.n) * shape.k)
+    if isinstance(shape, Gemm | Experts):
+        m, s = gemm_rows(shape), shape.dtype_bytes
+        weights = expert_bytes(shape) if isinstance(shape, Experts) else float(s * shape.n * shape.k)
+        return s * m * shape.k + max(s, 2) * m * shape.n + weights
     if isinstance(shape, Elementwise):
         return np.asarray(shape.rows, dtype=np.float64) * shape.bytes_per_row
     rows = shape.q if isinstance(shape, PrefillAttention) else shape.batch
@@ -169,6 +222,17 @@ def hbm_bytes(shape: Shape) -> Floats:
     if isinstance(shape, PrefillAttention):
         return query_and_output + kv_bytes(shape, prefill_keys(shape.q, shape.h, shape.window))
     return query_and_output + kv_bytes(shape, decode_keys(shape))
+
+
+def gemm_rows(shape: Gemm | Experts) -> Floats:
+    """Rows of a product: one a token, or one for each expert that a token takes."""
+    m = np.asarray(shape.m, dtype=np.float64)
+    return m * shape.chosen if isinstance(shape, Experts) else m
+
+
+def expert_bytes(shape: Experts) -> Floats:
+    """Bytes of the weights of the experts that are touched."""
+    return shape.dtype_bytes * touched(shape) * shape.n * shape.k
 
 
 def layer_span(model: ModelSpec, layers: tuple[int, int] | None) -> tuple[int, bool, bool]:

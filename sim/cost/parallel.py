@@ -131,7 +131,8 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
         return model
     if not 1 <= tp <= MAX_GROUP:
         raise SimctlError(f"tp = {tp} is not modelled: a group is 1 to the {MAX_GROUP} GPUs of one machine.")
-    for what, count in (("query heads", model.q_heads), ("FFN columns", model.ffn)):
+    columns = (("FFN columns", model.ffn), ("columns of the shared expert", model.shared_ffn))
+    for what, count in (("query heads", model.q_heads), *columns):
         if count % tp:
             raise SimctlError(f"tp = {tp} does not divide the {count} {what} of {model.name}.")
     if model.kv_heads % tp and tp % model.kv_heads:
@@ -143,6 +144,7 @@ def shard(model: ModelSpec, tp: int) -> ModelSpec:
         q_heads=model.q_heads // tp,
         kv_heads=max(1, model.kv_heads // tp),
         ffn=model.ffn // tp,
+        shared_ffn=model.shared_ffn // tp,
         vocab=-(-model.vocab // tp),
     )
 
@@ -153,11 +155,12 @@ def parallel_operators(part: ModelSpec, tp: int) -> tuple[Operator, ...]:
     if tp == 1:
         return operators
     residual = part.hidden * part.dtype_bytes
+    ffn_end = "routing/unpermute" if part.experts else "gemm/down"
     logits = part.vocab * tp * part.dtype_bytes
     behind = {
         "embedding": Operator("allreduce/embedding", scope="first", bytes_per_row=residual),
         "gemm/o": Operator("allreduce/attention", bytes_per_row=residual),
-        "gemm/down": Operator("allreduce/ffn", bytes_per_row=residual),
+        ffn_end: Operator("allreduce/ffn", bytes_per_row=residual),
         "lm_head": Operator("allgather/logits", scope="last", rows="sequences", bytes_per_row=logits),
     }
     made: list[Operator] = []

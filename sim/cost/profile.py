@@ -35,6 +35,11 @@ SPEC_RULE = "roofline with waves"
 # operator family -> section of spec.yaml
 SECTIONS = {
     "gemm": "gemm",
+    "gemm/fp8": "gemm",
+    "moe": "experts",
+    "moe/fp8": "experts",
+    "routing": "elementwise",
+    "quantise": "elementwise",
     "lm_head": "gemm",
     "prefill_attention": "prefill_attention",
     "decode_attention": "decode_attention",

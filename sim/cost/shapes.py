@@ -85,12 +85,31 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Gemm:
-    """y[m, n] = x[m, k] W[n, k]; `m` is an array of token counts."""
+    """y[m, n] = x[m, k] W[n, k]; `m` is an array of token counts, `dtype_bytes` 1 of x and W in e4m3 (y in 16 bits)."""
 
     m: Ints
     n: int
     k: int
     dtype_bytes: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Grouped products of a mixture's experts: each of `m` tokens (an array) goes to `chosen` of `experts`, and what
+    comes to an expert is multiplied by its own W[n, k].
+
+    `skew`: the odds of an expert are its rank ** -skew; `counts`: rows of each expert, shape (len(m), experts), where
+    they are known (None: in expectation, `sim.cost.experts`).
+    """
+
+    m: Ints
+    n: int
+    k: int
+    dtype_bytes: int
+    experts: int
+    chosen: int
+    skew: float = 0.0
+    counts: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +150,7 @@ class DecodeAttention:
     context_max: Floats | None = None
 
 
-Shape = Gemm | Elementwise | PrefillAttention | DecodeAttention
+Shape = Gemm | Experts | Elementwise | PrefillAttention | DecodeAttention
 
 
 @dataclass(frozen=True)

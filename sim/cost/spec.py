@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from sim.cost.experts import row_tiles
 from sim.cost.gpu import GpuSpec
 from sim.cost.operators import causal_pairs, decode_keys, flops, hbm_bytes
 from sim.cost.shapes import (
     DecodeAttention,
     Elementwise,
+    Experts,
     Floats,
     Gemm,
     PrefillAttention,
@@ -40,6 +42,8 @@ GEMM_TILES = (
     (16, 128, 0.35),
 )
 GEMM_SPLITS = (1, 2, 4, 8)
+# one kernel for all experts, whose CTAs take tile after tile: no whole waves
+GROUPED_TILE = (128, 256)
 DECODE_SPLITS = (1, 2, 4, 8, 16, 32)
 ROW_TILE = 128  # query rows of one attention CTA, the heads of a KV group packed
 KEY_TILE = 128
@@ -98,6 +102,8 @@ class RooflineCurve:
         """Seconds and SM-seconds of one call per array element; see `Curve.timing`."""
         if isinstance(shape, Gemm):
             work, active = self._gemm(shape, sms, clock)
+        elif isinstance(shape, Experts):
+            work, active = self._experts(shape, sms, clock)
         elif isinstance(shape, PrefillAttention):
             work, active = self._prefill(shape, sms, clock)
         elif isinstance(shape, DecodeAttention):
@@ -123,6 +129,11 @@ class RooflineCurve:
         """FLOP/s of one SM at the best efficiency of this operator."""
         return self.gpu.peak_flops * self.terms.efficiency * clock / self.gpu.sms
 
+    def tensor_flops(self, dtype_bytes: int, clock: float) -> float:
+        """`sm_flops` of products of that type."""
+        fast = self.gpu.fp8_tflops if dtype_bytes == 1 else None
+        return self.sm_flops(clock) * (fast / self.gpu.bf16_tflops if fast else 1.0)
+
     def _both(self, compute: Floats, memory: Floats) -> Floats:
         p = self.terms.overlap_p
         low, high = np.minimum(compute, memory), np.maximum(compute, memory)
@@ -137,7 +148,8 @@ class RooflineCurve:
             for split in GEMM_SPLITS:
                 units = ceil_div(np.asarray(shape.m), tile_m) * columns * split
                 wave = ceil_div(units, sms)
-                tile = 2.0 * tile_m * tile_n * shape.k / split / (self.sm_flops(clock) * relative)
+                rate = self.tensor_flops(shape.dtype_bytes, clock) * relative
+                tile = 2.0 * tile_m * tile_n * shape.k / split / rate
                 compute = wave * (tile + self.terms.wave_s)
                 # partial sums of a split go out and back in 32 bit
                 partial = 8.0 * split * shape.m * shape.n if split > 1 else 0.0
@@ -147,6 +159,15 @@ class RooflineCurve:
                 best = np.where(better, seconds, best)
                 active = np.where(better, units / (wave * sms), active)
         return best, active
+
+    def _experts(self, shape: Experts, sms: int, clock: float) -> tuple[Floats, Floats]:
+        tile_m, tile_n = GROUPED_TILE
+        units = row_tiles(shape, tile_m) * ceil_div(shape.n, tile_n)
+        tile = 2.0 * tile_m * tile_n * shape.k / self.tensor_flops(shape.dtype_bytes, clock)
+        turns = np.maximum(units / sms, 1.0)
+        busy = np.minimum(units / sms, 1.0)
+        memory = hbm_bytes(shape) / self.bandwidth(np.minimum(sms, units), clock)
+        return self._both(turns * (tile + self.terms.wave_s), memory), busy
 
     def _prefill(self, shape: PrefillAttention, sms: int, clock: float) -> tuple[Floats, Floats]:
         q, h = np.asarray(shape.q), np.asarray(shape.h)

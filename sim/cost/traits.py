@@ -12,10 +12,13 @@ import numpy as np
 
 from sim.cost.base import CostModel
 from sim.cost.cta_terms import FLASHINFER_DECODE, LARGE, RESERVED_BYTES
+from sim.cost.experts import row_tiles
 from sim.cost.operators import causal_pairs, linear_operators, prefill_keys
-from sim.cost.shapes import Launch
+from sim.cost.shapes import Experts, Launch
 from sim.cost.waves import attention_blocks, gemm_blocks, waves
-from sim.cost.work import per_row
+from sim.cost.work import expert_weights, per_row
+
+TILE = 128  # rows of a tile of a matrix product
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class TraitModel:
         self.model, self.gpu = cost.model, cost.gpu
         self._token, self._weights = per_row(self.model, "tokens")
         self._row, self._head_weights = per_row(self.model, "sequences")
-        self._widest = max(op.n for op in linear_operators(self.model) if op.scope == "layer")
+        self._products = [op for op in linear_operators(self.model) if op.scope == "layer" and op.n]
         self._query_and_output = 2.0 * self.model.q_width * self.model.dtype_bytes
         self._kv_layer = self.model.kv_bytes_per_token() / self.model.layers
 
@@ -79,7 +82,7 @@ class TraitModel:
         per_layer = pairs * 4.0 * m.q_width
         moved = keys * self._kv_layer + launch.tokens * self._query_and_output
         return Traits(
-            gemm_ctas=int(gemm_blocks(launch.tokens, self._widest)),
+            gemm_ctas=self._gemm_ctas(launch.tokens),
             prefill_ctas=prefill_ctas,
             decode_ctas=launch.decode_batch * m.kv_heads,
             smem_bytes=max((tile.smem_bytes(m.head_dim) for tile in tiles), default=0),
@@ -87,7 +90,12 @@ class TraitModel:
             + rows * self._row.flops
             + (last - first) * per_layer,
             hbm_bytes=(
-                share * (launch.tokens * self._token.hbm_bytes + self._weights)
+                share
+                * (
+                    launch.tokens * self._token.hbm_bytes
+                    + self._weights
+                    + expert_weights(m, float(launch.tokens))
+                )
                 + rows * self._row.hbm_bytes
                 + (self._head_weights if rows else 0.0)
                 + (last - first) * moved
@@ -95,3 +103,16 @@ class TraitModel:
             if launch.tokens
             else 0.0,
         )
+
+    def _gemm_ctas(self, tokens: int) -> int:
+        """Tiles of the largest product of a layer; of experts the tiles of each one's rows."""
+        found = 0
+        for operator in self._products:
+            shape = operator.shape(np.array([tokens]))
+            if isinstance(shape, Experts):
+                found = max(
+                    found, int(np.ceil(row_tiles(shape, TILE)[0])) * int(gemm_blocks(TILE, operator.n))
+                )
+            else:
+                found = max(found, int(gemm_blocks(tokens, operator.n)))
+        return found

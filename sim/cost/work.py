@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.cost.model import ModelSpec
-from sim.cost.operators import calls, flops, hbm_bytes, linear_operators
+from sim.cost.operators import calls, expert_bytes, flops, hbm_bytes, linear_operators
+from sim.cost.shapes import Experts, Shape
 
 
 @dataclass(frozen=True)
@@ -20,28 +21,48 @@ class Work:
 
 
 def per_row(model: ModelSpec, rows: str) -> tuple[Work, float]:
-    """Work of one token (`tokens`) or head row (`sequences`) in the linear layers, and bytes once a pass."""
+    """Work of one token (`tokens`) or head row (`sequences`) in the linear layers, and bytes once a pass.
+
+    Without the weights of experts, which are linear in neither (`expert_weights`).
+    """
     one, two = np.array([1]), np.array([2])
     total_flops = row_bytes = pass_bytes = 0.0
     for operator in linear_operators(model):
         if operator.rows == rows:
             times = calls(operator, model, None)
-            at_one, at_two = (float(hbm_bytes(operator.shape(count))[0]) for count in (one, two))
+            at_one, at_two = (_moved(operator.shape(count)) for count in (one, two))
             total_flops += times * float(flops(operator.shape(one))[0])
             row_bytes += times * (at_two - at_one)
             pass_bytes += times * (2 * at_one - at_two)
     return Work(total_flops, row_bytes), pass_bytes
 
 
+def _moved(shape: Shape) -> float:
+    held = expert_bytes(shape) if isinstance(shape, Experts) else 0.0
+    return float((hbm_bytes(shape) - held)[0])
+
+
+def expert_weights(model: ModelSpec, tokens: float) -> float:
+    """Bytes of the experts' weights that a pass of so many tokens reads, all layers; 0 for a dense model."""
+    total, one = 0.0, np.array([tokens])
+    for operator in linear_operators(model):
+        shape = operator.shape(one)
+        if isinstance(shape, Experts):
+            total += calls(operator, model, None) * float(expert_bytes(shape)[0])
+    return total
+
+
 def total_work(model: ModelSpec, totals: Mapping[str, float]) -> Work:
     """Work of all passes that `totals` sums up, with the keys of `sim.engine.records.RunRecords.totals`:
 
     `dense_tokens`, `head_rows`, `prefill_pairs`, `prefill_kv_tokens`, `decode_kv_tokens`, `launches_graph`,
-    `launches_eager`. Padding to captured sizes and attention windows are not counted.
+    `launches_eager`. Padding to captured sizes and attention windows are not counted, and the experts that are read are
+    those of passes of the mean size, some more than those of uneven ones.
     """
     token, weights = per_row(model, "tokens")
     row, head_weights = per_row(model, "sequences")
     passes = totals["launches_graph"] + totals["launches_eager"]
+    touched = expert_weights(model, totals["dense_tokens"] / passes) if model.experts and passes else 0.0
     pairs = totals["prefill_pairs"] + totals["decode_kv_tokens"]
     keys = totals["prefill_kv_tokens"] + totals["decode_kv_tokens"]
     query_and_output = 2.0 * model.layers * model.q_width * model.dtype_bytes
@@ -51,6 +72,6 @@ def total_work(model: ModelSpec, totals: Mapping[str, float]) -> Work:
         + pairs * 4.0 * model.layers * model.q_width,
         hbm_bytes=totals["dense_tokens"] * (token.hbm_bytes + query_and_output)
         + totals["head_rows"] * row.hbm_bytes
-        + passes * (weights + head_weights)
+        + passes * (weights + head_weights + touched)
         + keys * model.kv_bytes_per_token(),
     )

@@ -113,11 +113,15 @@ def test_every_builtin_has_a_source_and_whole_groups():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_local_experts": 8}, "mixtures of experts"),
+        ({"num_experts": 8}, "'num_experts_per_tok' must be a whole number"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "exceeds the 8 experts"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "in some layers only"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0]}, "in some layers only"),
         ({"kv_lora_rank": 512}, "latent attention"),
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not modelled"),
         ({"hidden_size": None}, "'hidden_size' must be a whole number"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"quantization_config": {"bits": 4}}, "quantised by an unnamed method are not modelled"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq are not modelled"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"num_key_value_heads": 5}, "no multiple"),
     ],
@@ -131,7 +135,8 @@ def test_other_configurations_are_refused_with_the_key(change, message):
     ("name", "message"),
     [
         ("llama-3.1-8", "Did you mean 'llama-3.1-8b'"),
-        ("qwen3-235b-a22b", "mixture of experts"),
+        ("gpt-oss-120b", "MXFP4"),
+        ("llama-3.1-8b-fp4", "Unknown model 'llama-3.1-8b-fp4'"),
         ("deepseek-v3", "latent attention"),
         ("no/such/config.json", "does not exist"),
     ],

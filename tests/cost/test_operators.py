@@ -69,7 +69,8 @@ def test_kv_is_read_once_per_kv_head(name):
 def test_linear_layers_hold_all_parameters(name):
     """Weights read by a pass + the embedding table + what no GEMM reads (norms, biases) = all parameters."""
     model = load_model(name)
-    per_layer = sum(op.n * op.k for op in linear_operators(model) if op.n and op.scope == "layer")
+    products = [op for op in linear_operators(model) if op.n and op.scope == "layer"]
+    per_layer = sum(op.n * op.k * max(op.experts, 1) for op in products)
     head = sum(op.n * op.k for op in linear_operators(model) if op.n and op.scope == "last")
     rest = model.params() - model.layers * per_layer - model.embedding_params()
     if not model.tied_embeddings:
