@@ -26,8 +26,9 @@ COMPUTES, BANDWIDTHS, COMPUTE_WORK, BANDWIDTH_WORK = 420, 560, 160, 60
 
 
 def mixes() -> list[Mix]:
-    """The same work by every rule."""
-    return [Mix(rule, COMPUTES, BANDWIDTHS, COMPUTE_WORK, BANDWIDTH_WORK) for rule in RULES]
+    """The same work by every rule, and four CTAs an SM of one kind: in which order SMs get theirs."""
+    made = [Mix(rule, COMPUTES, BANDWIDTHS, COMPUTE_WORK, BANDWIDTH_WORK) for rule in RULES]
+    return [*made, Mix("compute_alone", 528, 0, COMPUTE_WORK, BANDWIDTH_WORK, ctas_per_sm=4)]
 
 
 def ctas(mix: Mix, log: Any) -> list[dict[str, Any]]:

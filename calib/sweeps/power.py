@@ -106,8 +106,15 @@ def board_columns(drawn: Drawn) -> dict[str, Any]:
     return {**watts, **drawn.counters, "elapsed_s": drawn.seconds}
 
 
+# jobs and loops of mixes that say what each kind costs beside the other; `seed` tells them from the random ones
+BESIDE_JOBS = ((132, 132), (264, 264), (132, 264), (264, 132))
+BESIDE_WORK = ((200, 60), (100, 100))
+BESIDE_SEED = 2000
+
+
 class TicketSweep(Sweep):
-    """Random mixes of synthetic CTAs by every rule, their base times, and the stress that finds a lock."""
+    """Random mixes of synthetic CTAs by every rule, their base times, the stress that finds a lock, and what each kind
+    costs beside the other."""
 
     name = "tickets"
     weight = 2.0
@@ -135,6 +142,9 @@ class TicketSweep(Sweep):
             jobs = (int(rng.integers(1, 900)), int(rng.integers(1, 900)))
             for rule in RULES:
                 made.append(_mix(rule, jobs, (20, 10), 4, 1.5, 1000 + draw, sms))
+        for draw, (jobs, work, k) in enumerate(product(BESIDE_JOBS, BESIDE_WORK, (2, 4))):
+            for rule in ("proportional", "cta_parallel"):
+                made.append(_mix(rule, jobs, work, k, 0.0, BESIDE_SEED + draw, total))
         return [{**point, "late": i} for i, point in enumerate(made)]
 
     def measure(self, lab: Bench, point: Point) -> list[dict[str, Any]]:

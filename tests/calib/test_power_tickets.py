@@ -23,7 +23,7 @@ from calib.models import MODELS
 from calib.run import Order, calibrate
 from calib.sweeps import chosen_sweeps
 from calib.sweeps.fused import FusedRandomSweep, FusedSweep, balanced, variants_of
-from calib.sweeps.power import MIXES, TicketSweep
+from calib.sweeps.power import BESIDE_SEED, MIXES, TicketSweep
 
 MODEL = MODELS["llama-3.1-8b"]
 
@@ -91,7 +91,10 @@ def test_work_of_a_mix() -> None:
 
 def test_every_mix_runs_by_every_rule_and_each_side_alone() -> None:
     points = TicketSweep().points(lab(), True)
-    whole = [p["mix"] for p in points if p["sms"] == 132 and p["mix"]["computes"] and p["mix"]["bandwidths"]]
+    both = [p["mix"] for p in points if p["sms"] == 132 and p["mix"]["computes"] and p["mix"]["bandwidths"]]
+    whole = [m for m in both if m["seed"] < BESIDE_SEED]
+    beside = {(m["seed"], m["rule"]) for m in both if m["seed"] >= BESIDE_SEED}
+    assert len(beside) == len(both) - len(whole) == 32
     assert len(whole) == MIXES * len(RULES)
     for draw in range(MIXES):
         mine = [m for m in whole if m["seed"] == draw]
