@@ -73,6 +73,14 @@ def validate(experiment: Path, **options: Any) -> int:
     return _measure(experiment, study, options)
 
 
+def _dense_model(setting: Any) -> str:
+    """The model's name, of one that the executor has kernels for."""
+    spec = setting.cost().model
+    if spec.experts or spec.quantization:
+        raise SimctlError(f"simctl validate runs dense models of 16 bits, which {spec.name} is not.")
+    return str(setting.experiment.model_entry().name)
+
+
 def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     from calib.validate.bench import DryBench, GpuBench
     from calib.validate.cases import expand
@@ -88,11 +96,7 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     entries = _entries(study, options["only"])
     loads = _numbers(options["loads"])
     say = partial(_say, options["quiet"])
-    bench = (
-        DryBench()
-        if options["dry_run"]
-        else GpuBench(study.setting.experiment.model, setting.experiment.seed)
-    )
+    bench = DryBench() if options["dry_run"] else GpuBench(_dense_model(setting), setting.experiment.seed)
     keep_experiment(folder, study)
     if options["hosts_from"] is not None:
         fit_hosts_of(options["hosts_from"] / "cases", folder, setting.cost())

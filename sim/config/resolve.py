@@ -13,7 +13,8 @@ def plain(experiment: Experiment) -> dict[str, Any]:
     """Return the experiment as plain data with every default written out; loading it gives it back."""
     data = experiment.model_dump(mode="json", exclude={"resolved", "policies"})
     data["policies"] = [entry.plain() for entry in experiment.policies]
-    for section in ("workload", "slo", "memory"):
+    mappings = ("workload", "slo", "memory", *(["model"] if isinstance(data["model"], dict) else []))
+    for section in mappings:
         data[section] = {k: v for k, v in data[section].items() if v is not None}
     return {k: data[k] for k in Experiment.model_fields if data.get(k) is not None}
 

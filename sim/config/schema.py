@@ -129,6 +129,14 @@ class WorkloadSpec(Section):
         return self.arrivals == "closed-loop"
 
 
+class ModelEntry(Section):
+    """A model by name or config.json, and how it is run: quantised, with experts that are not all as popular."""
+
+    name: Annotated[str, Field(min_length=1)]
+    quantization: Literal["fp8"] | None = None
+    routing_skew: NonNegative | None = None
+
+
 class Parallel(Section):
     tp: Count = 1
     pp: Count = 1
@@ -267,8 +275,10 @@ class Pools(Section):
 
 
 class Link(Section):
-    """What is not given comes from the GPU table, the overlap from the policy."""
+    """Within one machine as the profile measured it; with a bandwidth or a latency modelled. What is left out is that
+    of the GPU table, the overlap that of the policy."""
 
+    kind: Literal["auto", "nvlink", "network"] = "auto"
     bandwidth_gb_s: Positive | None = None
     latency_us: NonNegative | None = None
     sharing: Literal["fair", "fifo"] = "fair"
@@ -294,7 +304,10 @@ class Experiment(Section):
     schema_version: Literal[1] = 1
     name: Annotated[str, Field(min_length=1)] = "experiment"
     workload: WorkloadSpec
-    model: str
+    model: Annotated[
+        Annotated[str, Tag("plain")] | Annotated[ModelEntry, Tag("entry")],
+        Discriminator(lambda v: "entry" if isinstance(v, dict | ModelEntry) else "plain"),
+    ]
     gpu: str
     profile: str = "auto"
     parallel: Parallel = Parallel()
@@ -332,6 +345,10 @@ class Experiment(Section):
         if self.workload.trace is None and not self.workload.closed_loop and self.sweep is None:
             raise ValueError("workload: generated requests need a rate: add `sweep: {request_rate: [...]}`")
         return self
+
+    def model_entry(self) -> ModelEntry:
+        """The model as a mapping, whether it was given as one or by its name."""
+        return ModelEntry(name=self.model) if isinstance(self.model, str) else self.model
 
     def belief(self) -> Any:
         """The estimator as the engine takes it: a name, or a plain mapping."""

@@ -9,14 +9,21 @@ from typing import Any
 from sim.config.schema import Experiment
 from sim.config.schema import Pool as PoolSpec
 from sim.cost import load_cost
+from sim.cost.model import ModelSpec, load_model
 from sim.cost.profiled import ProfiledCost
-from sim.engine.link import DEFAULT_LATENCY_S, Link, default_rate
+from sim.engine.link import DEFAULT_LATENCY_S, Link, default_link, default_rate
 from sim.engine.pools import Pool, count_gpus, pools_of
+
+
+def model_of(e: Experiment) -> ModelSpec:
+    """The experiment's model, quantised and with the skew of its routing."""
+    entry = e.model_entry()
+    return load_model(entry.name, entry.quantization, entry.routing_skew)
 
 
 @lru_cache(maxsize=4)
 def _cost(
-    model: str,
+    model: ModelSpec,
     gpu: str,
     profile: str,
     kernels: tuple[tuple[str, Any], ...],
@@ -38,7 +45,7 @@ def cost_of(e: Experiment, pool: PoolSpec | None = None) -> ProfiledCost:
     kernels = e.kernels.model_dump()
     kernels["scale"] = tuple(kernels["scale"].items())
     cap = e.power_cap_w if pool.power_cap_w is None else pool.power_cap_w
-    return _cost(e.model, gpu, profile, tuple(kernels.items()), pool.tp or e.parallel.tp, cap)
+    return _cost(model_of(e), gpu, profile, tuple(kernels.items()), pool.tp or e.parallel.tp, cap)
 
 
 def has_pools(policy: Any) -> bool:
@@ -57,11 +64,15 @@ def pools_for(e: Experiment, policy: Any) -> list[Pool] | None:
 
 
 def link_for(e: Experiment, pools: Sequence[Pool] | None) -> Link | None:
-    """The link between pools as the experiment wants it, with what it leaves open from the GPU table."""
+    """The link between pools as the experiment wants it; with a rate or a latency of its own it is modelled, what it
+    leaves open being the GPU table's, otherwise as measured or from the GPU table."""
     if pools is None or e.link is None:
         return None
     spec, by_name = e.link, {pool.name: pool.cost for pool in pools}
-    rate, source = default_rate(by_name["prefill"], by_name["decode"], count_gpus(pools))
+    ends, gpus = (by_name["prefill"], by_name["decode"]), count_gpus(pools)
+    if spec.bandwidth_gb_s is None and spec.latency_us is None:
+        return default_link(*ends, gpus, spec.kind, spec.sharing, spec.overlap)
+    rate, source = default_rate(*ends, gpus, spec.kind)
     if spec.bandwidth_gb_s is not None:
         rate, source = spec.bandwidth_gb_s * 1e9, "the experiment"
     latency_s = DEFAULT_LATENCY_S if spec.latency_us is None else spec.latency_us / 1e6

@@ -161,7 +161,17 @@ def prepare(
     labels = [label for _, label in made]
     if len(set(labels)) < len(labels):
         raise SimctlError(f"two policies are called '{next(x for x in labels if labels.count(x) > 1)}'")
-    with _at(source, "model", "gpu", "profile", "kernels.scale", "parallel.tp", "power_cap_w"):
+    with _at(
+        source,
+        "model",
+        "model.quantization",
+        "model.routing_skew",
+        "gpu",
+        "profile",
+        "kernels.scale",
+        "parallel.tp",
+        "power_cap_w",
+    ):
         cost = setting.cost()
     _check_effects(setting, [policy for policy, _ in made], source)
     gpus = [setting.num_gpus(policy) for policy, _ in made]
