@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.base import Curve, EnergyTerms
-from sim.cost.collectives import is_collective
+from sim.cost.collectives import Transfer, is_collective
 from sim.cost.contention import LABEL, slowdown_arrays
 from sim.cost.fused import fused_label, solo_ratio
 from sim.cost.gpu import GpuSpec
@@ -62,6 +62,11 @@ class ProfiledCost:
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, on all GPUs of a replica together, each once."""
         return self.whole_kv_bytes or self.model.kv_bytes_per_token()
+
+    @property
+    def kv_transfer(self) -> Transfer | None:
+        """What was measured of KV transfers between two GPUs of a machine."""
+        return self.profile.collectives.default if self.profile.collectives else None
 
     @property
     def energy(self) -> EnergyTerms:

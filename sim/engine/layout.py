@@ -78,7 +78,8 @@ LAUNCH_SM = 22
 IDLE_LANE_SM_S = 30
 DECISION_S = 31  # what deciding has cost by the policy's own model of it
 HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 32, 33, 34  # integrals of HANDED_OVER and HANDED_BLOCKS over time
-LANES_F = 35
+LINK_LOST_S = 40  # what KV transfers beside it have cost the replica's compute, not yet charged to a step
+LANES_F = 41
 # see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
 LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
 LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8

@@ -15,6 +15,7 @@ from sim.engine.layout import (
     ERROR,
     FREE,
     INCOMING,
+    LINK_LOST_S,
     N_JOIN,
     N_PREEMPT,
     N_RUN,
@@ -22,6 +23,7 @@ from sim.engine.layout import (
     ON_HOST,
     REPEAT,
     RESERVED,
+    STEP_START,
     SWAP,
     WAITING,
 )
@@ -110,11 +112,15 @@ def _join(q: Any, r: Any, i: int) -> int:
 
 @jit
 def execute_pooled(q: Any, r: Any, a: Any, p: Any, copy_s: float, look_ahead: float) -> bool:
-    """Carry out the plan of a replica in a pool: swaps and joins, then the launch, which waits for the copies.
+    """Carry out the plan of a replica in a pool: swaps and joins, then the launch, which waits for the copies and takes
+    longer by what KV transfers beside earlier ones have cost.
 
     `copy_s`: seconds to move one block between GPU and host. False if nothing was launched.
     """
     copied = 0
+    # a step that follows an idle time has had no transfer beside the one before
+    lost_s = r.fv[LINK_LOST_S] if r.fv[NOW] == r.fv[STEP_START] else 0.0
+    r.fv[LINK_LOST_S] = 0.0
     for n in range(a.iv[N_PREEMPT]):
         if a.iv[SWAP] == 1:
             copied += _swap_out(q, r, a.preempt[n])
@@ -125,12 +131,12 @@ def execute_pooled(q: Any, r: Any, a: Any, p: Any, copy_s: float, look_ahead: fl
         copied += _join(q, r, a.join[n])
         if r.iv[ERROR] != 0:
             return False
-    if copied > 0:
+    if copied > 0 or lost_s > 0.0:
         a.iv[REPEAT] = 1
     if not execute(q, r, a, p, look_ahead):
         return False
-    if copied > 0:
-        pause = copied * copy_s
+    if copied > 0 or lost_s > 0.0:
+        pause = copied * copy_s + lost_s
         for n in range(r.iv[BURST]):
             r.ends[n] += pause
     return True

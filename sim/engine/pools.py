@@ -28,11 +28,14 @@ from sim.engine.layout import (
     HANDED,
     IN_CHUNKS,
     LEAVES,
+    LINK_LOST_S,
+    N_RUN,
+    N_WAIT,
     PREFILL,
     STAYS,
     STEP_START,
 )
-from sim.engine.link import Link, Wire, default_rate
+from sim.engine.link import Link, Wire, default_link
 from sim.engine.replica import ReplicaProcess
 from sim.engine.run import Cluster
 from sim.errors import SimctlError
@@ -77,8 +80,7 @@ def pools_of(
         raise SimctlError(f"{named} needs a {missing} pool")
     if link is None:
         first = {pool.name: pool.cost for pool in reversed(parts)}
-        rate, source = default_rate(first["prefill"], first["decode"], count_gpus(parts))
-        link = Link(rate, source=source)
+        link = default_link(first["prefill"], first["decode"], count_gpus(parts))
     return parts, link
 
 
@@ -221,13 +223,37 @@ class PooledCluster(Cluster):
         size, layers = float(cost.kv_bytes_per_token * self.q.target[i]), cost.model.layers
         self.bytes_sent += size
         if not early:
-            self._wire(source, k).send(i, size)
+            self._send(i, self.link.carried(size))
             return
         # a layer's KV goes once it is computed, and the last layer's after the prompt
         start, end = r.fv[STEP_START], float(r.ends[0])
-        floor = end + size / layers / self.link.bytes_per_s
+        floor = end + self.link.carried(size / layers) / self.link.bytes_per_s
+        carried = self.link.carried(size, layers)
         event = self.clock.at(max(now, start + (end - start) / layers), TRANSFER, k)
-        event.callbacks.append(lambda _event: self._wire(source, k).send(i, size, floor))
+        event.callbacks.append(lambda _event: self._send(i, carried, floor))
+
+    def _send(self, i: int, size: float, floor_s: float = 0.0) -> None:
+        """Give the link the KV of request i, with what it and the compute at both ends do to each other."""
+        move, curve = self._moves[i], self.link.curve
+        beside = []
+        for k, side in ((move.source, curve.prefill), (move.target, curve.decode)) if curve else ():
+            self.replicas[k].settle(self.clock.now)
+            iv = self.replicas[k].r.iv
+            if side is not None and iv[N_RUN] + iv[N_WAIT] > 0:
+                size *= side.transfer_factor
+                beside.append((k, side.compute_factor))
+        seconds = size / self.link.bytes_per_s + self.link.latency_s
+        for k, factor in beside:
+            self._slow_down(k, seconds * max(0.0, 1.0 - 1.0 / factor))
+        self._wire(move.source, move.target).send(i, size, floor_s)
+
+    def _slow_down(self, k: int, lost_s: float) -> None:
+        """Replica k computes that much less from now on: its next step takes it up."""
+        if lost_s > 0.0:
+            now = self.clock.now
+            self.replicas[k].r.fv[LINK_LOST_S] += lost_s
+            event = self.clock.at(now, TRANSFER, k)
+            event.callbacks.append(lambda _event: self.replicas[k].interrupt(now))
 
     def _wire(self, source: int, target: int) -> Wire:
         pair = source, target

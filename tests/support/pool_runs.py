@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stub_cost import StubCost
 from workloads import workload, workloads
 
+from sim.cost.collectives import Knots, SideFactors, Transfer
 from sim.engine import RunRecords, simulate
 from sim.engine.link import Link
 from sim.engine.pools import Pool
@@ -80,12 +81,18 @@ ENTRIES = {"distserve": distserve_entries(), "splitwise": splitwise_entries()}
 
 @st.composite
 def links(draw: st.DrawFn) -> Link:
-    """From a link that is always busy to one that takes no time."""
+    """From a link that is always busy to one that takes no time, and measured ones that slow down what is beside."""
+    sharing = draw(st.sampled_from(["fair", "fifo"]))
+    overlap = draw(st.sampled_from(["layer", "none", None]))
+    rate, latency_s = draw(st.sampled_from([1e8, 1e9, 1e11])), draw(st.sampled_from([1e-5, 1e-3]))
+    if draw(st.booleans()):
+        knots = Knots((1024.0, 2.0**30), (latency_s, latency_s + 2.0**30 / rate))
+        side = st.sampled_from([None, SideFactors(1.0, 1.0), SideFactors(1.2, 1.1), SideFactors(1.0, 3.0)])
+        sides = {"prefill": draw(side), "decode": draw(side)}
+        curve = Transfer("copy", "contiguous", 0, 2, knots, layered=1.1, **sides)
+        return Link(rate, latency_s, sharing, overlap, curve=curve)
     return Link(
-        draw(st.sampled_from([1e8, 1e9, 1e11, float("inf")])),
-        draw(st.sampled_from([0.0, 1e-5, 1e-3])),
-        draw(st.sampled_from(["fair", "fifo"])),
-        draw(st.sampled_from(["layer", "none", None])),
+        draw(st.sampled_from([rate, float("inf")])), draw(st.sampled_from([0.0, latency_s])), sharing, overlap
     )
 
 
