@@ -23,6 +23,7 @@ def notes_of(runs: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
         ("Unfinished", unfinished(points)),
         ("Percentiles cut short", censored(points)),
         ("Outside the profile's coverage", coverage(points)),
+        ("KV travels", links(points)),
         ("Workload and engine", remarks(points)),
     ]
     return [(heading, lines) for heading, lines in groups if lines]
@@ -122,6 +123,21 @@ def coverage(points: Sequence[Point]) -> list[str]:
     low, high = number(min(shares), 2), number(max(shares), 2)
     span = low if low == high else f"{low} to {high}"
     return [f"{span} % of the steps ({where(found, points)})."]
+
+
+def links(points: Sequence[Point]) -> list[str]:
+    """By what the hand-over of KV was priced, measured or modelled, and at which rate."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        for run in point.runs:
+            link = run.get("link") or {}
+            if link.get("source"):
+                rate = number(link["bandwidth_gb_s"], 3)
+                text = f"at {rate} GB/s and {number(link['latency_us'], 3)} µs by {link['source']}"
+                at = found.setdefault(text, [])
+                if point not in at:
+                    at.append(point)
+    return [f"{text} ({where(at, points)})." for text, at in found.items()]
 
 
 def remarks(points: Sequence[Point]) -> list[str]:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sim.report.notes import coverage, nothing_measured, rejections, saturation, unfinished
+from sim.report.notes import coverage, links, nothing_measured, rejections, saturation, unfinished
 from sim.report.points import Point, per_gpu, points_of
 from sim.report.verdict import verdicts_of
 from sim.report.words import NOTHING, number, per_cent, plain
@@ -118,6 +118,7 @@ def _remarks(points: Sequence[Point]) -> list[str]:
         ("Rejected", rejections(points)),
         ("Unfinished", unfinished(points)),
         ("Outside the profile's coverage", coverage(points)),
+        ("KV travels", links(points)),
     ):
         lines += [f"{head}: {line}" for line in found]
     wrapped = [

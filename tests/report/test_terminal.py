@@ -85,6 +85,17 @@ def test_lines_for_saturated_rejected_and_unfinished() -> None:
     assert "\nvllm *" in summary_table(runs)
 
 
+def test_by_what_kv_travels_is_told() -> None:
+    measured = {"bandwidth_gb_s": 361.4, "latency_us": 10.2, "source": "measured: copy between two GPUs"}
+    modelled = {"bandwidth_gb_s": 50.0, "latency_us": 10.0, "source": "GPU table: network card"}
+    runs = [row("vllm", 4.0), row("distserve", 4.0, link=measured), row("splitwise", 4.0, link=modelled)]
+    text = " ".join(summary_table(runs).split())
+    assert "KV travels: at 361 GB/s and 10.2 µs by measured: copy between two GPUs (distserve at 4" in text
+    assert "at 50.0 GB/s and 10.0 µs by GPU table: network card (splitwise at 4 req/s)." in text
+    assert "KV travels" not in summary_table(runs[:1])
+    assert "KV travels" in dict(notes_of(runs))
+
+
 def test_notes_that_differ_in_numbers_alone_become_one() -> None:
     runs = [
         row("vllm", rate, notes=["read as CSV", f"stretched to {rate:g} requests/s"]) for rate in (4.0, 16.0)
