@@ -19,9 +19,9 @@ Ints = NDArray[np.int32]
 class Batch:
     """Prompt rows first, then one row a decode, then padding. All int32.
 
-    ids, positions, sequence: [rows]; indptr [sequences + 1], last_page_len [sequences], indices: the page table,
-    whose last sequence is the padding's own (page 0) if there is padding; ends [outputs]: rows that yield a token,
-    of requests `yields`; q_lens and contexts: of the sequences, chunks first.
+    ids, positions, sequence: [rows]; indptr [sequences + 1], last_page_len [sequences], indices: the page table, whose
+    last sequence (or one a padded row) is the padding's own (page 0) if there is padding; ends [outputs]: rows that
+    yield a token, of requests `yields`; q_lens and contexts: of the sequences, chunks first.
     """
 
     ids: Ints
@@ -38,9 +38,14 @@ class Batch:
     yields: tuple[int, ...]
 
 
-def lay_out(work: Work, pool: PagePool, last_token: Mapping[int, int], vocab: int, rows: int = 0) -> Batch:
-    """Tables of `work`, padded to `rows` rows. Prompt tokens are drawn from the request's number, so that a
-    recomputed prompt has the same ones; a decode's input is the token sampled last."""
+def lay_out(
+    work: Work, pool: PagePool, last_token: Mapping[int, int], vocab: int, rows: int = 0, each: bool = False
+) -> Batch:
+    """Tables of `work`, padded to `rows` rows: by one sequence, or with `each` by sequences of one token.
+
+    Prompt tokens are drawn from the request's number, so that a recomputed prompt has the same ones; a decode's input
+    is the token sampled last.
+    """
     chunks = [(i, tokens, history) for i, tokens, history in work.chunks]
     parts = [*chunks, *((i, 1, context - 1) for i, context in work.decodes)]
     q_lens = [tokens for _, tokens, _ in parts]
@@ -52,13 +57,14 @@ def lay_out(work: Work, pool: PagePool, last_token: Mapping[int, int], vocab: in
     positions.append(np.array([context - 1 for _, context in work.decodes], np.int32))
     used = sum(q_lens)
     padding = max(0, rows - used)
+    spare = [1] * padding if each else [padding] if padding else []  # rows of the padding's sequences
     if padding:
         ids.append(np.zeros(padding, np.int32))
         positions.append(np.zeros(padding, np.int32))
-        pages.append(np.zeros(1, np.int32))
-    lens = [*q_lens, *([padding] if padding else [])]
+        pages += [np.zeros(1, np.int32)] * len(spare)
+    lens = [*q_lens, *spare]
     counts = np.array([len(p) for p in pages])
-    last = [(context - 1) % PAGE + 1 for context in contexts] + ([1] if padding else [])
+    last = [(context - 1) % PAGE + 1 for context in contexts] + [1] * len(spare)
     ends = np.cumsum(q_lens) - 1
     return Batch(
         ids=np.concatenate(ids),

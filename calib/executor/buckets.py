@@ -7,14 +7,21 @@ from collections.abc import Sequence
 
 from calib.executor.work import Work
 from sim.cost.launching import captured_tokens, grid_tokens
+from sim.engine.layout import DECODE_LANE, PREFILL_LANE
 
-MOST_PARTITIONS = 6  # decode graphs are kept for the SM sets used most
-MOST_GRAPHS = 60
-MOST_PIECEWISE = 140  # row counts x SM sets
+MOST_PARTITIONS = 6  # every decode batch size is captured for the SM sets used most, few sizes for the others
+COARSE = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_GRAPHS = 60  # of the SM sets used most
+MOST_PIECEWISE = 480  # row counts x SM sets
 MOST_ROWS = 2048  # larger passes keep the GPU longer than the host needs to launch every kernel
+PADDING, SPARE_ROWS = (
+    1.125,
+    16,
+)  # a pass is not run in a graph for more rows than this times its own, and these
 HEADROOM = 1.5  # batches grow beyond a dry run's where the device is slower than its tables
+ASIDE = 2  # slot of passes in front of a parked one
 
-Key = tuple[int, int, int]  # lane, SMs, size
+Key = tuple[int, int, int]  # slot of the buffers, SMs, size
 
 
 def row_bucket(rows: int) -> int:
@@ -27,26 +34,58 @@ def decode_bucket(batch: int) -> int:
     return int(captured_tokens(batch))
 
 
-def wanted(works: Sequence[Work], sequences: int) -> tuple[list[Key], list[Key]]:
-    """(decode graphs, piecewise graphs) for a run like `works`, largest first; up to `sequences` decodes.
+def wanted(
+    works: Sequence[Work], sequences: int, pairs: Sequence[tuple[int, int]] = ()
+) -> tuple[list[Key], list[Key]]:
+    """(decode graphs, piecewise graphs) for a run like `works`, the most useful first; up to `sequences` decodes.
 
-    Every batch size up to one and a half times the largest, thinned where the graphs would be too many; the row
-    counts that occur, and all smaller ones that a pass may shrink to.
+    Decodes: every batch size up to one and a half times the largest, thinned where the graphs would be too many. Passes
+    with prompts: every row count up to the largest; where SM sets are many, those that occur and others in wider steps.
+    `pairs`: (prefill SMs, decode SMs) that the policy may use, beside those in `works`:
+    where a real run is slower or faster than a dry one, other sets come up.
     """
     decodes = [work for work in works if not work.chunks]
     sets = [key for key, _ in Counter((w.lane, w.sms) for w in decodes).most_common(MOST_PARTITIONS)]
     most = max((len(work.decodes) for work in decodes), default=0)
     top = min(sequences, int(HEADROOM * most) + 1)
     sizes = sorted({decode_bucket(n) for n in range(1, top + 1)})
-    per_set = max(1, MOST_GRAPHS // max(1, len(sets)))
-    sizes = _thinned(sizes, per_set)
-    graphs = [(lane, sms, size) for lane, sms in sets for size in sizes] if most else []
-    prompts = {(work.lane, work.sms) for work in works if work.chunks}
-    largest = max((row_bucket(work.rows) for work in works if work.chunks), default=0)
-    rows = sorted({row_bucket(n) for n in range(1, min(largest, MOST_ROWS) + 1)})
-    rows = _thinned(rows, max(1, MOST_PIECEWISE // max(1, len(prompts))))
-    pieces = [(lane, sms, n) for lane, sms in sorted(prompts) for n in rows]
-    return sorted(graphs, key=lambda key: -key[2]), sorted(pieces, key=lambda key: -key[2])
+    sizes = _thinned(sizes, max(1, MOST_GRAPHS // max(1, len(sets))))
+    graphs = [(lane, sms, size) for lane, sms in sets for size in sorted(sizes, reverse=True)] if most else []
+    seen = {(w.lane, w.sms) for w in decodes} | {(DECODE_LANE, sms) for _, sms in pairs}
+    few = [size for size in COARSE if size < top] + [sizes[-1]] if sizes else []
+    others = sorted(seen - set(sets), key=lambda key: -key[1]) if most else []
+    graphs += [(lane, sms, size) for lane, sms in others for size in sorted(set(few), reverse=True)]
+    return graphs, _pieces(works, pairs)
+
+
+def _pieces(works: Sequence[Work], pairs: Sequence[tuple[int, int]]) -> list[Key]:
+    prompts = [work for work in works if work.chunks]
+    used = Counter((ASIDE if work.aside else work.lane, work.sms) for work in prompts)
+    if not prompts:
+        return []
+    declared = {(PREFILL_LANE, sms) for sms, _ in pairs}
+    sets = [key for key, _ in used.most_common()] + sorted(declared - set(used), key=lambda key: -key[1])
+    largest = min(max(row_bucket(work.rows) for work in prompts), MOST_ROWS)
+    rows = sorted({row_bucket(n) for n in range(1, largest + 1)})
+    if len(sets) * len(rows) > MOST_PIECEWISE:
+        seen = {row_bucket(work.rows) for work in prompts}
+        rows = sorted({n for n in seen if n <= MOST_ROWS} | set(_spread(rows)))
+    sets = sets[: max(1, MOST_PIECEWISE // len(rows))]
+    return [(slot, sms, n) for slot, sms in sets for n in reversed(rows)]
+
+
+def holds(size: int | None, rows: int) -> bool:
+    """May a pass of `rows` rows run in graphs for `size`?"""
+    return size is not None and rows <= size <= PADDING * row_bucket(rows) + SPARE_ROWS
+
+
+def _spread(sizes: list[int]) -> list[int]:
+    """Of ascending sizes as few as hold all of them."""
+    kept = [sizes[-1]]
+    for n in reversed(sizes):
+        if not holds(kept[-1], n):
+            kept.append(n)
+    return kept[::-1]
 
 
 def _thinned(sizes: list[int], most: int) -> list[int]:

@@ -18,7 +18,7 @@ class DryDevice:
     def start(self) -> None:
         """The clock stands at zero."""
 
-    def prepare(self, works: Sequence[Work]) -> dict[str, int]:
+    def prepare(self, works: Sequence[Work], pairs: Sequence[tuple[int, int]] = ()) -> dict[str, int]:
         """Nothing to capture."""
         return {}
 

@@ -25,7 +25,7 @@ class Tables:
             "positions": rows,
             "sequence": rows,
             "indptr": sequences + 2,
-            "last_page_len": sequences + 1,
+            "last_page_len": sequences + 1,  # one for padding
             "ends": sequences,
             "indices": pages,
         }
@@ -69,8 +69,8 @@ class Where:
 class Attention(Protocol):
     """Attention of a batch over paged keys and values."""
 
-    def plan(self, batch: Batch, padded_decodes: int) -> None:
-        """Host work once a step. `padded_decodes` > 0: decodes in a graph for that many."""
+    def plan(self, batch: Batch, padded_decodes: int, fused: bool) -> None:
+        """Host work once a step. `padded_decodes` > 0: decodes in a graph for that many; `fused`: in one kernel."""
 
     def run(self, layer: int, q: Any, out: Any) -> None:
         """Attention of the batch's rows of q [rows, heads, d] into out."""
@@ -96,6 +96,7 @@ class Forward:
         self.tokens = arena.scratch(slot, "tokens", (sequences,), torch.int64)
         region = arena.kv.shape[0] // self.layers
         self.caches = [arena.kv[layer * region : (layer + 1) * region] for layer in range(self.layers)]
+        self.pairs = [(cache[:, 0], cache[:, 1]) for cache in self.caches]  # keys and values
 
     def q(self, rows: int) -> Any:
         """Queries [rows, heads, d] of the layer whose attention is next."""
@@ -123,6 +124,10 @@ class Forward:
             where = Where(self.tables, rows, self._limits[1] + 1, self._limits[2])
             ops.rope(where.positions, q, k, self.arena.rope_cache)
             ops.append(k, v, where, self.caches[number])
+
+    def carry(self, batch: int) -> None:
+        """The tokens sampled last are the next step's inputs, without the host."""
+        self.tables.view("ids", batch).copy_(self.tokens[:batch])
 
     def head(self, outputs: int) -> None:
         """Final projection and greedy sampling of the rows that yield a token."""

@@ -46,7 +46,7 @@ class Work:
     """One launch: prompt chunks (request, new tokens, tokens before them), decodes (request, context with the new
     token), the model's layers [first, last), the lane and its SMs. `solo_s` is what the tables say it takes alone;
     `overhang`: tokens by which the longest decode context stands out (`sim.engine.ragged`). `fused`: its attention
-    runs as the mode of the mixed steps says, not as separate kernels; `fallback`: why it does not (`sim.cost.fallbacks`).
+    runs as the mode of the mixed steps says; `fallback`: why by separate kernels after all (`sim.cost.fallbacks`).
     `steps`: decode steps that start at once, of which this is the first; `ahead`: this is the so-manieth behind such a
     first one, and has been launched with it. `aside`: it passes a prefill batch that is parked half-way."""
 

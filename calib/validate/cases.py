@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.cost.profiled import ProfiledCost
 from sim.engine import simulate
+from sim.errors import SimctlError
 from sim.policies import make_policy
 from sim.study.plan import Setting
 from sim.workload.workload import Workload
@@ -67,17 +68,40 @@ def expand(
     loads: Sequence[float],
     step_load: float | None,
     repeats: int,
-    cost: ProfiledCost,
+    capacities: Mapping[str, float],
 ) -> list[Case]:
-    """All cases, a policy at a time; repeats are the same requests again, since what is repeated is the machine."""
-    cases = []
+    """All cases, the first of each before any is repeated, and a load of all policies before the next; repeats are the
+    same requests again, since what is repeated is the machine. `capacities`: requests/s by policy."""
     seed = setting.experiment.seed
-    for entry, label in entries:
-        top = capacity(setting, entry, seed, cost)
-        wanted = [(load, FLAT) for load in loads] + ([(step_load, STEP)] if step_load is not None else [])
-        for load, mode in wanted:
-            for repeat in range(repeats):
-                cases.append(Case(label, entry, load, load * top, mode, repeat, seed))
+    wanted = [(load, FLAT) for load in loads] + ([(step_load, STEP)] if step_load is not None else [])
+    return [
+        Case(label, entry, load, load * capacities[label], mode, repeat, seed)
+        for repeat in range(repeats)
+        for load, mode in wanted
+        for entry, label in entries
+    ]
+
+
+def listed(
+    setting: Setting,
+    entries: Sequence[tuple[Any, str]],
+    names: Sequence[str],
+    capacities: Mapping[str, float],
+) -> list[Case]:
+    """Cases by name, in this order: `POLICY@LOAD`, `POLICY@LOADstep`, and behind either `#N` for repeat N."""
+    known = {label: entry for entry, label in entries}
+    cases, labels = [], list(known)
+    for name in names:
+        found = re.fullmatch(r"(.+)@([0-9.]+)(step)?(?:#([0-9]+))?", name)
+        load = float(found[2]) if found and found[2].count(".") <= 1 and found[2] != "." else 0.0
+        if found is None or found[1] not in known or not load > 0:
+            raise SimctlError(
+                f"--case {name}: write POLICY@LOAD such as {labels[0]}@0.8, {labels[0]}@0.8step for a load step, "
+                f"{labels[0]}@0.8#1 for a repeat; the experiment has {', '.join(labels)}"
+            )
+        mode = STEP if found[3] else FLAT
+        rate, seed = load * capacities[found[1]], setting.experiment.seed
+        cases.append(Case(found[1], known[found[1]], load, rate, mode, int(found[4] or 0), seed))
     return cases
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from calib.executor.dry import DryDevice
+from calib.executor.modes import fused_kernel
 from calib.executor.serve import Trail, serve
 from calib.validate.bench import Bench
 from calib.validate.cases import Case, workload_of
@@ -18,24 +21,34 @@ from calib.validate.files import finished, write_case
 from sim.cost.profiled import ProfiledCost
 from sim.engine.cluster import open_cluster
 from sim.engine.deploying import largest_step
+from sim.errors import SimctlError
 from sim.metrics import summarise
 from sim.policies import make_policy
 from sim.study.plan import Setting
 from sim.workload.workload import Workload
 
-WARM_REQUESTS = 24
-MARGIN_S = 15.0  # a case is not begun with less time left than its span and this
+WARM_REQUESTS, WARM_TOKENS = 24, 24
+WARM_FOR_S = 20.0  # a chip that has served until so lately is warm
+MARGIN_S = 10.0  # a case is not begun with less time left than its span and this
+BROKEN = (
+    "_broken.json"  # cases that ended in an error, and the one that runs: if the process dies it is skipped
+)
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "max_new_tokens", "slo_class", "priority")
 
 
 class Session:
     """Cases of one experiment on one bench; `cost` prices what policies believe and what graphs will be needed."""
 
-    def __init__(self, setting: Setting, cost: ProfiledCost, bench: Bench) -> None:
+    def __init__(
+        self, setting: Setting, cost: ProfiledCost, bench: Bench, cases: Sequence[Case] = ()
+    ) -> None:
         self._setting, self._cost, self._bench = setting, cost, bench
+        self._cases = cases
+        self._limits = (0, 0)  # rows and sequences of the largest step of any policy
         self._policy = ""  # whose graphs the device holds
+        self._prepared: dict[str, dict[str, Any]] = {}
         self._device: Any = None
-        self._captured: dict[str, Any] = {}
+        self._served = -math.inf
 
     def open(self, entry: Any, workload: Workload) -> tuple[Any, Any]:
         """(cluster, policy): one replica with exactly the bench's KV blocks, ready to be driven by hand."""
@@ -55,38 +68,78 @@ class Session:
         )
         return cluster, policy
 
+    def kernel(self, cluster: Any) -> str:
+        """What runs the attention of mixed steps; SimctlError where the executor has no such kernel."""
+        mode = self._cost.attention if cluster.attention is None else cluster.attention
+        return fused_kernel(mode, self._cost.gpu.compute_capability)
+
     def dry_run(self, entry: Any, workload: Workload) -> Trail:
         """What the price tables expect the device to be asked for."""
         cluster, policy = self.open(entry, workload)
         return serve(cluster.replicas[0], DryDevice(), policy.lanes, workload.arrival_s)
 
-    def prepare(self, cases: Sequence[Case]) -> None:
-        """Make a device for the policy of `cases`, with the graphs of the heaviest of them, and warm it up."""
-        heaviest = max(cases, key=lambda case: (case.rate, case.mode))
-        workload = workload_of(self._setting, heaviest)
-        expected = self.dry_run(heaviest.entry, workload)
-        cluster, policy = self.open(heaviest.entry, workload)
-        self._device = self._bench.device(policy.lanes, *largest_step(policy, cluster.groups[0].deployment))
-        self._captured = self._device.prepare(expected.works)
-        self._policy = heaviest.policy
+    def prepare(self, policy: str) -> None:
+        """Make the device ready for a policy, with the graphs of all its cases, and warm it up."""
+        mine = [case for case in self._cases if case.policy == policy]
+        entry, crowd = mine[0].entry, self._crowd(mine[0])
+        cluster, made = self.open(entry, crowd)
+        if self._limits == (0, 0):
+            self._limits = self._largest(crowd)
+        self._device = self._bench.device(made.lanes, *self._limits, self.kernel(cluster))
+        if policy not in self._prepared:
+            loads = {(case.rate, case.mode): case for case in mine}
+            works = [
+                work
+                for case in loads.values()
+                for work in self.dry_run(entry, workload_of(self._setting, case)).works
+            ]
+            deployment = cluster.groups[0].deployment
+            pairs = made.sm_sets(deployment) if made.lanes == 2 and hasattr(made, "sm_sets") else ()
+            self._prepared[policy] = self._device.prepare(works, pairs)
+        elif time.monotonic() - self._served < WARM_FOR_S:
+            self._policy = policy
+            return
         # a few requests at once, so that lazily loaded kernels and a cold chip stay out of what is measured
-        crowd = self._setting.workload(1000.0, heaviest.seed)
-        first = {name: getattr(crowd, name)[:WARM_REQUESTS] for name in COLUMNS}
-        self._serve(heaviest.entry, Workload(name="warm-up", slo_classes=crowd.slo_classes, **first))
+        with self._bench.quiet():
+            self._serve(entry, crowd)
+        self._policy = policy
 
-    def _serve(self, entry: Any, workload: Workload) -> tuple[Any, Trail]:
+    def _crowd(self, case: Case) -> Workload:
+        crowd = self._setting.workload(1000.0, case.seed)
+        first = {name: getattr(crowd, name)[:WARM_REQUESTS] for name in COLUMNS}
+        for name in ("output_tokens", "max_new_tokens"):
+            first[name] = np.minimum(first[name], WARM_TOKENS)
+        return Workload(name="warm-up", slo_classes=crowd.slo_classes, **first)
+
+    def _largest(self, crowd: Workload) -> tuple[int, int]:
+        rows, sequences = 0, 0
+        for entry in {case.policy: case.entry for case in self._cases}.values():
+            cluster, policy = self.open(entry, crowd)
+            step = largest_step(policy, cluster.groups[0].deployment)
+            rows, sequences = max(rows, step[0]), max(sequences, step[1])
+        return rows, sequences
+
+    def _serve(self, entry: Any, workload: Workload) -> tuple[Any, Trail, float]:
+        """(cluster, log, joules from the start of the clock to the last token)."""
         cluster, policy = self.open(entry, workload)
-        trail = serve(cluster.replicas[0], self._device, policy.lanes, workload.arrival_s)
-        self._device.forget()
-        return cluster, trail
+        before_j = self._bench.energy_j()
+        try:
+            trail = serve(cluster.replicas[0], self._device, policy.lanes, workload.arrival_s)
+            spent_j = self._bench.energy_j() - before_j
+        finally:
+            self._device.forget()
+            self._served = time.monotonic()
+        return cluster, trail, spent_j
 
     def run(self, case: Case) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-        """(facts, a row a launch, a row a request) of one case; its policy must be the prepared one."""
-        assert case.policy == self._policy
-        before_j = self._bench.energy_j()
-        cluster, trail = self._serve(case.entry, workload_of(self._setting, case))
-        spent_j = self._bench.energy_j() - before_j
-        records = cluster.close(max(row["end_s"] for row in trail.rows))
+        """(facts, a row a launch, a row a request) of one case."""
+        if case.policy != self._policy:
+            self.prepare(case.policy)
+        workload = workload_of(self._setting, case)
+        with self._bench.quiet():
+            cluster, trail, spent_j = self._serve(case.entry, workload)
+        end_s = max(row["end_s"] for row in trail.rows)
+        records = cluster.close(end_s)
         summary = summarise(
             records,
             slo=self._setting.slo(),
@@ -98,9 +151,10 @@ class Session:
         facts = {
             **_facts(case),
             **self._bench.facts(),
-            **self._captured,
+            **self._prepared.get(case.policy, {}),
             "num_gpu_blocks": self._bench.num_blocks,
             "energy_j": spent_j if math.isfinite(spent_j) else None,
+            "energy_window_s": [0.0, end_s],
             "summary": summary,
         }
         return facts, pd.DataFrame(trail.rows), records.requests
@@ -115,28 +169,54 @@ def measure(
     time_limit_s: float,
     say: Callable[[str], None],
 ) -> int:
-    """Measure what `folder` does not hold yet, as far as the time goes; returns the number of cases still to do.
-
-    All policies once before any is repeated, so that a run that is cut short has something of each.
-    """
+    """Measure what `folder` does not hold yet, in the order given, as far as the time goes; returns the number of cases
+    still to do. A case that fails is told, noted in the folder and left out from then on, as is one during which the
+    process died."""
     began = time.monotonic()
-    done = set(finished(folder))
+    broken = broken_cases(folder)
+    done = {*finished(folder), *broken}
     todo = [case for case in cases if case.name not in done]
-    session, left = Session(setting, cost, bench), len(todo)
-    rounds = dict.fromkeys((case.repeat, case.policy) for case in sorted(todo, key=lambda case: case.repeat))
-    for repeat, policy in rounds:
-        mine = [case for case in todo if (case.repeat, case.policy) == (repeat, policy)]
-        for n, case in enumerate(mine):
-            span_s = float(workload_of(setting, case).arrival_s[-1])
-            if time.monotonic() - began + span_s + MARGIN_S > time_limit_s:
-                return left
-            if n == 0:
-                session.prepare(mine)
+    session = Session(setting, cost, bench, todo)
+    for n, case in enumerate(todo):
+        span_s = float(workload_of(setting, case).arrival_s[-1])
+        if time.monotonic() - began + span_s + MARGIN_S > time_limit_s:
+            return len(todo) - n
+        _note(folder, {**broken, case.name: "the process ended while it ran"})
+        try:
             facts, steps, requests = session.run(case)
-            write_case(folder, case.name, facts, steps, requests)
-            left -= 1
-            say(f"{case.name}: {len(steps)} launches in {steps['end_s'].max():.1f} s")
-    return left
+        except Exception as error:
+            broken[case.name] = f"{type(error).__name__}: {error}"
+            _note(folder, broken)
+            say(f"{case.name} failed: {broken[case.name]}")
+            if not bench.healthy():
+                raise SimctlError(
+                    f"the GPU does not answer any more after {case.name}; go on with --resume, which leaves it out"
+                ) from error
+            continue
+        except BaseException:  # interrupted from outside: it may run again
+            _note(folder, broken)
+            raise
+        write_case(folder, case.name, facts, steps, requests)
+        _note(folder, broken)
+        say(
+            f"{case.name}: {len(steps)} launches in {steps['end_s'].max():.1f} s, "
+            f"{time.monotonic() - began:.0f} s in all"
+        )
+    return 0
+
+
+def broken_cases(folder: Path) -> dict[str, str]:
+    """Cases that ended in an error, and what it said."""
+    path = folder / BROKEN
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _note(folder: Path, broken: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if broken:
+        (folder / BROKEN).write_text(json.dumps(broken, indent=1) + "\n", encoding="utf-8")
+    else:
+        (folder / BROKEN).unlink(missing_ok=True)
 
 
 def _facts(case: Case) -> dict[str, Any]:

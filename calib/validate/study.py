@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
 
+from calib.validate.cases import capacity
 from calib.validate.files import finished, read_case
 from calib.validate.hosts import fit_hosts, write_hosts
 from calib.validate.page import EXPERIMENT
 from sim.cost.profiled import ProfiledCost
 from sim.errors import SimctlError
 from sim.policies import make_policy
-from sim.study.plan import Study
+from sim.study.plan import Setting, Study
+
+CAPACITY = "_capacity.yaml"
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -46,3 +51,21 @@ def fit_hosts_of(cases: Path, folder: Path, cost: ProfiledCost) -> None:
         source = f"fitted from {len(rows):,} launches on {lanes} lane(s) in {len(parts)} run(s) set apart"
         fitted[lanes] = fit_hosts(rows, cost.launching.terms, cost.model.layers, source)
     write_hosts(folder, fitted)
+
+
+def capacities(
+    setting: Setting, entries: Sequence[tuple[Any, str]], cost: ProfiledCost, folder: Path
+) -> dict[str, float]:
+    """Requests/s that the simulator predicts for each policy past saturation, of which loads are fractions.
+
+    Kept in the folder, so that cases added later, by another version of the prices too, are offered the same load.
+    """
+    path = folder / CAPACITY
+    held: dict[str, float] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    missing = [(entry, label) for entry, label in entries if label not in held]
+    for entry, label in missing:
+        held[label] = float(f"{capacity(setting, entry, setting.experiment.seed, cost):.6g}")
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(held, sort_keys=False), encoding="utf-8")
+    return held

@@ -36,6 +36,13 @@ from sim.errors import SimctlError
 )
 @click.option("--policy", "only", multiple=True, metavar="NAME", help="Only this policy of the experiment.")
 @click.option(
+    "--case",
+    "names",
+    multiple=True,
+    metavar="POLICY@LOAD[step][#N]",
+    help="Only these cases, in this order, such as vllm@0.8, vllm@0.8step for a load step, vllm@0.8#1 for a repeat.",
+)
+@click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the experiment."
 )
 @click.option("--attention", type=click.Choice(["fa2", "fa3"]), default="fa3", show_default=True)
@@ -47,6 +54,7 @@ from sim.errors import SimctlError
     metavar="DIR",
     help="Fit the host terms (planning, launching, reading back) from the cases of this folder, of another window.",
 )
+@click.option("--no-pages", is_flag=True, help="Measure only: compare later, where no GPU waits for it.")
 @click.option("--dry-run", is_flag=True, help="No GPU: launches take what the price tables say.")
 @click.option(
     "--against",
@@ -83,12 +91,12 @@ def _dense_model(setting: Any) -> str:
 
 def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     from calib.validate.bench import DryBench, GpuBench
-    from calib.validate.cases import expand
+    from calib.validate.cases import expand, listed
     from calib.validate.files import finished
     from calib.validate.hosts import with_hosts
-    from calib.validate.measure import measure
+    from calib.validate.measure import broken_cases, measure
     from calib.validate.page import write_pages
-    from calib.validate.study import check_folder, fit_hosts_of, keep_experiment
+    from calib.validate.study import capacities, check_folder, fit_hosts_of, keep_experiment
 
     output, setting = options["output"], study.setting
     folder = output / "cases"
@@ -102,18 +110,31 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
         fit_hosts_of(options["hosts_from"] / "cases", folder, setting.cost())
     cost = with_hosts(setting.cost(), folder)
     say("predicting the policies' capacities")
-    cases = expand(setting, entries, loads, options["load_step"], options["repeats"], cost)
+    tops = capacities(setting, entries, cost, folder)
+    if options["names"]:
+        cases = listed(setting, entries, options["names"], tops)
+    else:
+        cases = expand(setting, entries, loads, options["load_step"], options["repeats"], tops)
     left = measure(setting, cost, cases, folder, bench, options["time_limit"] or 1e9, say)
+    broken = broken_cases(folder)
     if not finished(folder):
-        raise SimctlError(f"the time limit left no room for a single case; {left} are to do")
+        name, reason = next(iter(broken.items()), ("", ""))
+        raise SimctlError(
+            f"no case was measured; {name}: {reason}"
+            if broken
+            else f"the time limit left no room for a single case; {left} are to do"
+        )
+    if left:
+        click.echo(f"{left} cases are left: go on with --resume", err=True)
+    if options["no_pages"]:
+        click.echo(f"{len(finished(folder))} cases in {folder}")
+        return 1 if broken else 0
     rows = write_pages(folder, output)
     if options["as_json"]:
         click.echo(json.dumps(rows, indent=1))
     else:
         click.echo(f"{len(rows)} comparisons in {output / 'fidelity.md'}")
-    if left:
-        click.echo(f"{left} cases are left: go on with --resume", err=True)
-    return 0
+    return 1 if broken else 0
 
 
 def _say(quiet: bool, text: str) -> None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from calib.executor.buckets import MOST_GRAPHS, decode_bucket, fitting, row_bucket, wanted
+from collections import Counter
+from dataclasses import replace
+
+from calib.executor.buckets import (
+    ASIDE,
+    MOST_GRAPHS,
+    MOST_PARTITIONS,
+    MOST_PIECEWISE,
+    decode_bucket,
+    fitting,
+    holds,
+    row_bucket,
+    wanted,
+)
 from calib.executor.work import Work
 
 
@@ -29,9 +42,27 @@ def test_never_more_sequences_than_the_policy_runs() -> None:
 def test_many_partitions_share_the_budget_of_graphs() -> None:
     works = [work(decodes=200, lane=1, sms=sms) for sms in range(20, 84, 8)]
     graphs, _ = wanted(works, 256)
-    assert len(graphs) <= MOST_GRAPHS
-    assert len({sms for _, sms, _ in graphs}) == 6
-    assert max(size for _, _, size in graphs) >= 200
+    counts = Counter(sms for _, sms, _ in graphs)
+    often = [n for _, n in counts.most_common(MOST_PARTITIONS)]
+    assert sum(often) <= MOST_GRAPHS
+    # no set is left without, and each reaches the largest batch
+    assert len(counts) == len(works)
+    assert all(max(size for _, at, size in graphs if at == sms) >= 200 for sms in counts)
+
+
+def test_sets_that_only_a_real_run_may_use_get_graphs_too() -> None:
+    works = [work(decodes=20, lane=1), work(chunk=300, sms=124)]
+    graphs, pieces = wanted(works, 64, [(124, 8), (100, 32), (132, 132)])
+    assert {sms for lane, sms, _ in graphs if lane == 1} == {8, 32, 132}
+    assert {sms for _, sms, _ in pieces} == {124, 100, 132}
+    # the set that the dry run used comes first, in case that time is short
+    assert pieces[0][1] == 124
+
+
+def test_parked_passes_have_buffers_and_graphs_of_their_own() -> None:
+    aside = replace(work(chunk=40), aside=True)
+    _, pieces = wanted([work(chunk=40), aside], 64)
+    assert {slot for slot, _, _ in pieces} == {0, ASIDE}
 
 
 def test_rows_are_those_of_the_simulators_grid_up_to_a_limit() -> None:
@@ -39,3 +70,20 @@ def test_rows_are_those_of_the_simulators_grid_up_to_a_limit() -> None:
     rows = [rows for _, _, rows in pieces]
     assert rows[0] == 2048
     assert all(row_bucket(n) in rows for n in (1, 17, 300, 512, 1025))
+
+
+def test_with_many_sets_row_counts_that_occur_are_exact_and_others_close() -> None:
+    works = [work(chunk=n, sms=sms) for sms in range(20, 132, 8) for n in (300, 777)]
+    _, pieces = wanted(works, 64)
+    assert len(pieces) <= MOST_PIECEWISE
+    sizes = {n for _, _, n in pieces}
+    assert {row_bucket(300), row_bucket(777)} <= sizes
+    for n in range(1, 778):
+        assert holds(fitting(sorted(sizes), row_bucket(n)), n)
+
+
+def test_a_pass_is_not_run_in_graphs_for_many_more_rows() -> None:
+    assert holds(512, 500)
+    assert not holds(512, 400)
+    assert not holds(None, 400)
+    assert not holds(384, 400)

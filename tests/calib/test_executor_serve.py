@@ -165,11 +165,10 @@ def test_steps_launched_ahead_keep_their_members_to_the_end() -> None:
     trail, cluster = served(entry)
     assert cluster.close(trail.rows[-1]["end_s"]).totals["iterations"] == len(trail.rows)
     steps = [work for work in trail.works if work.lane == 1]
-    first = None
-    overrun = 0
+    first, last, overrun = steps[0], steps[0].steps - 1, 0
     for work in steps:
         if work.ahead == 0:
-            assert first is None or last == first.steps - 1
+            assert last == first.steps - 1
             first = work
         else:
             assert [i for i, _ in work.decodes] == [i for i, _ in first.decodes]

@@ -1,0 +1,166 @@
+"""The GPU's device with everything but the GPU: PyTorch's kernels on the CPU, graphs that call again, events at once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from calib.executor.work import Work
+from calib.models import ModelShape
+
+torch = pytest.importorskip("torch", reason="the executor's kernels need torch")
+
+TINY = ModelShape("tiny", 3, 128, 4, 2, 32, 256, 500)
+SMS = 132
+
+
+class Event:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1.0
+
+
+class Torch:
+    """PyTorch without a GPU."""
+
+    cuda = SimpleNamespace(
+        Event=Event,
+        stream=lambda stream: nullcontext(),
+        synchronize=lambda: None,
+        graph_pool_handle=lambda: None,
+        mem_get_info=lambda: (1 << 40, 1 << 40),
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def zeros(*size: Any, pin_memory: bool = False, **options: Any) -> Any:
+        return torch.zeros(*size, **options)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Any:
+    from calib.arena import Arena
+
+    arena = Arena(TINY, 1, device="cpu", kv_bytes=8 << 20)
+    arena.fill()
+    stream = SimpleNamespace(synchronize=lambda: None)
+    part = SimpleNamespace(stream=lambda priority: stream)
+    return SimpleNamespace(
+        arena=arena, torch=Torch(), model=TINY, partition=lambda sms, remainder=False: part
+    )
+
+
+def device(lab: Any, lanes: int = 1) -> Any:
+    from calib.executor.attention import GatheredAttention
+    from calib.executor.gpu import GpuDevice
+
+    class Made(GpuDevice):
+        def _place(self, slot: int) -> Any:
+            new = slot not in self._places
+            place = super()._place(slot)
+            if new:
+                place.attention = GatheredAttention(place.forward)
+            return place
+
+        def _capture(self, launch: Any) -> Any:
+            return SimpleNamespace(replay=launch)
+
+    made = Made(lab, lanes, 300, 128, 16)
+    made.start()
+    return made
+
+
+def work(chunks: Any = (), decodes: Any = (), lane: int = 0, **more: Any) -> Work:
+    return Work(lane, SMS, (0, TINY.layers), tuple(chunks), tuple(decodes), 0.0, 0.0, True, **more)
+
+
+def run(made: Any, job: Work, released: tuple[int, ...] = ()) -> dict[int, int]:
+    """Launch, wait, and return the tokens sampled."""
+    made.launch(job, list(released))
+    while job.lane not in [lane for lane, _ in made.wait(1e9)]:
+        pass
+    return {i: made._last_token[i] for i, *_ in (*job.chunks, *job.decodes) if i in made._last_token}
+
+
+def pass_by_pass(made: Any, steps: int) -> list[dict[int, int]]:
+    """A prompt each of two requests, then decode steps one after the other."""
+    run(made, work([(1, 30, 0), (2, 17, 0)]))
+    return [run(made, work(decodes=[(1, 31 + n), (2, 18 + n)])) for n in range(steps)]
+
+
+def test_graphs_give_the_tokens_of_eager_launches(lab: Any) -> None:
+    jobs = [work([(1, 30, 0), (2, 17, 0)]), *(work(decodes=[(1, 31 + n), (2, 18 + n)]) for n in range(5))]
+    eager, graphs = device(lab), device(lab)
+    facts = graphs.prepare(jobs)
+    assert facts["graphs_captured"] > 0
+    assert graphs.prepare(jobs)["graphs_captured"] == 0
+    assert pass_by_pass(eager, 5) == pass_by_pass(graphs, 5)
+    assert graphs.measured(0)["launch"] == "graph"
+    assert graphs.measured(0)["rows"] == 2
+
+
+def test_steps_launched_ahead_make_the_tokens_of_steps_one_by_one(lab: Any) -> None:
+    for prepared in (False, True):
+        made = device(lab, 2)
+        first = work(decodes=[(1, 31), (2, 18)], lane=1, steps=5)
+        if prepared:
+            made.prepare([work([(1, 47, 0)]), first])
+        expected = pass_by_pass(device(lab), 5)
+        run(made, work([(1, 30, 0), (2, 17, 0)]))
+        found = [run(made, first)]
+        for n in range(1, 5):
+            found.append(run(made, replace(first.later(n), steps=1)))
+            assert made.measured(1)["launch"] == "ahead"
+        assert found == expected
+        assert not made.lanes[1].flights
+        # the lane is free for another chain
+        assert run(made, work(decodes=[(1, 36), (2, 23)], lane=1, steps=2))
+
+
+def test_a_parked_pass_keeps_its_half_way_state(lab: Any) -> None:
+    def group(job: Work, first: int, last: int) -> Work:
+        return replace(job, layers=(first, last), whole=last == TINY.layers)
+
+    alone, both = device(lab, 2), device(lab, 2)
+    long, short = work([(4, 50, 0)]), work([(5, 20, 0)], aside=True)
+    expected = {**run(alone, long), **run(alone, replace(short, aside=False))}
+    run(both, group(long, 0, 2))
+    for first in range(TINY.layers):
+        run(both, group(short, first, first + 1))
+    run(both, group(long, 2, 3))
+    assert {i: both._last_token[i] for i in (4, 5)} == expected
+
+
+def test_one_device_serves_policies_one_after_the_other(lab: Any) -> None:
+    made = device(lab, 1)
+    before = pass_by_pass(made, 3)
+    made.forget()
+    made.use(2, "batch_pod")
+    run(made, work([(9, 40, 0)]))
+    run(made, work(decodes=[(9, 41)], lane=1))
+    made.forget()
+    made.use(1, "")
+    assert made.pool.free == 300
+    assert pass_by_pass(made, 3) == before
+
+
+def test_pages_come_back_when_they_are_released(lab: Any) -> None:
+    made = device(lab)
+    pass_by_pass(made, 2)
+    held = 300 - made.pool.free
+    run(made, work([(3, 5, 0)]), released=(1,))
+    assert 300 - made.pool.free == held - 2 + 1
