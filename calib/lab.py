@@ -52,7 +52,8 @@ class GpuLab:
     ) -> None:
         self.meter = meter or Meter()
         self.facts = gpu_facts(self.meter)
-        require_idle(self.meter, self.facts.name)
+        if meter is None:  # else the caller has looked
+            require_idle(self.meter, self.facts.name)
         self.model, self.protocol, self.seed = model, protocol, seed
         self.arena = arena or Arena(model, seed)
         self.torch = self.arena.torch

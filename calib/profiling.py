@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +18,35 @@ MARK = "lanesim-point-"
 
 def launched(lab: GpuLab, kernels: list[Kernel]) -> list[list[dict[str, Any]]]:
     """For each of `kernels`, the kernels that one eager run starts, in order; one profiler session for all."""
-    torch = lab.torch
+
+    def call(kernel: Kernel) -> Callable[[], Any]:
+        return lambda: kernel.run(0)
+
+    def prepare(i: int) -> None:
+        kernels[i].prepare(lab.arena)
+        lab.torch.cuda.current_stream().synchronize()
+
+    with lab.torch.cuda.stream(lab.whole[0].stream()):
+        return launched_by(lab.torch, [call(kernel) for kernel in kernels], prepare)
+
+
+def launched_by(
+    torch: Any, calls: list[Callable[[], Any]], prepare: Callable[[int], None] = lambda i: None
+) -> list[list[dict[str, Any]]]:
+    """For each of `calls`, the kernels that it starts on the current stream; `prepare(i)` comes before the i-th."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    with torch.cuda.stream(lab.whole[0].stream()):
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=activities) as session:
-            for i, kernel in enumerate(kernels):
-                kernel.prepare(lab.arena)
-                torch.cuda.current_stream().synchronize()
-                with record_function(f"{MARK}{i}"):
-                    kernel.run(0)
-            torch.cuda.synchronize()
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as session:
+        for i, call in enumerate(calls):
+            prepare(i)
+            with record_function(f"{MARK}{i}"):
+                call()
+        torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         session.export_chrome_trace(str(path))
-        return parse_trace(json.loads(path.read_text()), len(kernels))
+        return parse_trace(json.loads(path.read_text()), len(calls))
 
 
 def parse_trace(trace: dict[str, Any], count: int) -> list[list[dict[str, Any]]]:

@@ -109,8 +109,8 @@ def share_out(
 
 
 def describe(lab: Bench, order: Order) -> dict[str, Any]:
-    """What a reader has to know about the run."""
-    return {
+    """What a reader has to know about the run. A group of GPUs adds its part to what one of them says."""
+    record = {
         "format": FORMAT,
         "model": lab.model.name,
         "gpu": lab.facts.as_dict(),
@@ -121,12 +121,27 @@ def describe(lab: Bench, order: Order) -> dict[str, Any]:
         "bench": lab.description(),
         "partitions": lab.proofs(),
     }
+    group = getattr(lab, "group", None)
+    if group is None:
+        return record
+    mine = {**group(), **{key: record[key] for key in ("date", "seed", "size", "protocol")}}
+    mine |= {key: record["gpu"][key] for key in ("name", "driver", "libraries")}
+    return {**record, **_earlier(order), "group": mine}
+
+
+def _earlier(order: Order) -> dict[str, Any]:
+    """What `run.yaml` says of the run on one GPU that the folder holds already, if any."""
+    path = order.folder / "run.yaml"
+    held = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+    return {key: value for key, value in held.items() if key not in ("sweeps", "complete", "group")}
 
 
 def write_record(order: Order, record: dict[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     """Write `run.yaml` with the state of the sweeps; returns its content. Sweeps of an earlier run are kept."""
     path = order.folder / "run.yaml"
-    held = (yaml.safe_load(path.read_text()) or {}).get("sweeps", {}) if path.exists() else {}
+    before = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+    held = before.get("sweeps", {})
+    group = {"group": before["group"]} if "group" in before else {}
     card = record["gpu"].get("uuid", "")[:CARD]
     state: dict[str, Any] = {
         run.sweep.name: {
@@ -139,7 +154,7 @@ def write_record(order: Order, record: dict[str, Any], runs: Sequence[Run]) -> d
         }
         for run in runs
     }
-    content = {**record, "sweeps": {**held, **state}, "complete": all(run.finished for run in runs)}
+    content = {**group, **record, "sweeps": {**held, **state}, "complete": all(run.finished for run in runs)}
     part = path.with_name("run.yaml.part")
     part.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=110))
     part.replace(path)

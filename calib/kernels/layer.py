@@ -119,6 +119,7 @@ class Step(Kernel):
                 self._layer(layer)
             return self._hidden
         torch.index_select(self._arena.embedding, 0, self._ids, out=self._residual)
+        self._summed(self._residual)
         ops.norm(self._residual, self._arena.weights[0].norm1, self._hidden)
         for layer in range(self.layers):
             if layer:
@@ -129,7 +130,15 @@ class Step(Kernel):
         ops.add_norm(self._hidden, self._residual, self._arena.final_norm)
         torch.index_select(self._hidden, 0, self._ends, out=self._last)
         torch.mm(self._last, self._arena.lm_head.t(), out=self._logits)
-        return torch.argmax(self._logits, dim=-1, out=self._tokens)
+        return torch.argmax(self._gathered(self._logits), dim=-1, out=self._tokens)
+
+    def _summed(self, partial: Any) -> Any:
+        """The sum of `partial` over the GPUs that share the layers, in place: here there is one."""
+        return partial
+
+    def _gathered(self, logits: Any) -> Any:
+        """The logits [rows, vocabulary] of all those GPUs."""
+        return logits
 
     def _layer(self, layer: int) -> None:
         # everything behind the first norm: hidden holds its output, and the MLP's output at the end
@@ -140,10 +149,12 @@ class Step(Kernel):
         for part in self._parts:
             part.run(layer)
         torch.mm(self._attention.view(self.m, -1), weights.o.t(), out=self._hidden)
+        self._summed(self._hidden)
         ops.add_norm(self._hidden, self._residual, weights.norm2)
         torch.mm(self._hidden, weights.gate_up.t(), out=self._gate_up)
         ops.silu_mul(self._gate_up, self._act)
         torch.mm(self._act, weights.down.t(), out=self._hidden)
+        self._summed(self._hidden)
 
     def reference_error(self) -> float:
         """Hidden states after the layers against float32; needs bare layers with caches of their own."""
@@ -166,7 +177,7 @@ class Step(Kernel):
         for part in self._parts:
             parts.append(part.expected(q[start : start + part.tokens], layer))
             start += part.tokens
-        residual = residual + torch.cat(parts).reshape(self.m, -1) @ f32["o"].t()
+        residual = residual + self._summed(torch.cat(parts).reshape(self.m, -1) @ f32["o"].t())
         hidden = norm(residual, (self.model.hidden,), f32["norm2"], EPS)
         gate, up = (hidden @ f32["gate_up"].t()).chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate) * up) @ f32["down"].t(), residual
+        return self._summed((torch.nn.functional.silu(gate) * up) @ f32["down"].t()), residual

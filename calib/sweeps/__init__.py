@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calib.collectives.sweeps import GROUP, CrewSweep, crew_sweeps
 from calib.sweep import Sweep
 from calib.sweeps.corun import CorunSweep, OperatorPairSweep, StaggerSweep
 from calib.sweeps.fused import (
@@ -69,12 +70,29 @@ def all_sweeps(random: int, seed: int) -> list[Sweep]:
 
 
 def chosen_sweeps(names: Sequence[str], random: int, seed: int) -> list[Sweep]:
-    """The sweeps called `names`, or all; raises SimctlError on a name that is none."""
-    sweeps = all_sweeps(random, seed)
-    known = {sweep.name: sweep for sweep in sweeps}
+    """The sweeps called `names`, or all that one GPU is enough for; raises SimctlError on a name that is none, and
+    where sweeps of one GPU and of several are asked for at once."""
+    sweeps, group = all_sweeps(random, seed), crew_sweeps(random, seed)
+    known = {sweep.name: sweep for sweep in (*sweeps, *group)}
     for name in names:
-        if name not in known:
+        if name not in known and name != GROUP:
             raise SimctlError(
                 f"There is no operator '{name}' to calibrate; there are {', '.join(known)}.{nearest(name, known)}"
             )
-    return [sweep for sweep in sweeps if not names or sweep.name in names]
+    if not names:
+        return sweeps
+    chosen = {sweep.name for sweep in group} if GROUP in names else set()
+    found = [known[name] for name in known if name in chosen or name in names]
+    several = [sweep.name for sweep in found if isinstance(sweep, CrewSweep)]
+    if several and len(several) < len(found):
+        other = next(sweep.name for sweep in found if sweep.name not in several)
+        raise SimctlError(
+            f"'{several[0]}' is measured on several GPUs and '{other}' on one: calibrate them one after the other, "
+            "the second with --resume."
+        )
+    return found
+
+
+def needs_crew(sweeps: Sequence[Sweep]) -> bool:
+    """Are these measured on several GPUs?"""
+    return any(isinstance(sweep, CrewSweep) for sweep in sweeps)

@@ -55,14 +55,41 @@ def calibrate(size: str, **options: Any) -> int:
 
     Needs a CUDA GPU of compute capability 8.0 or newer that nothing else is using, and
     pip install 'lanesim[gpu-cu13]'. Stopping with Ctrl-C keeps what was measured; --resume goes on.
+    '--operator collectives' measures what GPUs of one host do together (NCCL, KV transfers, tensor
+    parallelism), and needs two or more of them.
 
     Example: simctl calibrate --quick -o out/h200
     """
+    from calib.sweeps import chosen_sweeps, needs_crew
+
     started = time.monotonic()
+    random = options["random"] if options["random"] is not None else (200 if size == "full" else 40)
+    sweeps = chosen_sweeps(options["operators"], random, options["seed"])
+    if needs_crew(sweeps) and size != "smoke":
+        lab = _crew_lab(size, options)
+        try:
+            return _measure(lab, size, options, sweeps, started)
+        finally:
+            lab.crew.close()
     lab = _lab(size, options)
     if size == "smoke":
         return _smoke(lab)
-    return _measure(lab, size, options, started)
+    return _measure(lab, size, options, sweeps, started)
+
+
+def _crew_lab(size: str, options: dict[str, Any]) -> Any:
+    """The bench of all visible GPUs, one process each."""
+    from calib.collectives.crew import Crew, CrewLab, visible_gpus
+    from calib.collectives.fake import FAKE_GPUS, FakeCrew
+    from calib.measure import FULL, QUICK
+    from calib.models import model_shape
+
+    model, protocol = model_shape(options["model"]), FULL if size == "full" else QUICK
+    if options["fake"]:
+        return CrewLab(model, protocol, FakeCrew(FAKE_GPUS, options["seed"]))
+    visible = visible_gpus()
+    click.echo(f"Starting a process on each of {len(visible)} GPUs…", err=True)
+    return CrewLab(model, protocol, Crew(visible, options["seed"], protocol, model.name))
 
 
 def _lab(size: str, options: dict[str, Any]) -> Any:
@@ -96,17 +123,14 @@ def _smoke(lab: Any) -> int:
     return 1 if failed else 0
 
 
-def _measure(lab: Any, size: str, options: dict[str, Any], started: float) -> int:
+def _measure(lab: Any, size: str, options: dict[str, Any], sweeps: Any, started: float) -> int:
     from calib.run import Order
     from calib.run import calibrate as run
     from calib.sweep import BrokenContext
-    from calib.sweeps import chosen_sweeps
 
     full, total = size == "full", options["time_limit"]
     if total is None and not full:
         total = QUICK_LIMIT_S
-    count = options["random"] if options["random"] is not None else (200 if full else 40)
-    sweeps = chosen_sweeps(options["operators"], count, options["seed"])
     limit = total
     if total is not None and not options["fake"]:
         limit = max(1.0, total - (time.monotonic() - started))
