@@ -14,6 +14,7 @@ from calib.fake import FACTS
 from calib.measure import Protocol
 from calib.models import ModelShape
 from calib.partition import Partition
+from calib.rows import as_neighbour
 
 FAKE_GPUS = 2
 LATENCY_S, BUS_GB_S, NOISE = 8e-6, 350.0, 0.01
@@ -29,22 +30,50 @@ class FakeCrew:
         self.spent_s = 0.0
 
     def ask(self, point: Mapping[str, Any]) -> list[list[Piece]]:
-        kind = str(point.get("kind", "allreduce"))
-        size = float(point.get("message_bytes", 1 << 20))
-        seconds = LATENCY_S + size * bus_factor(kind, self.size) / (BUS_GB_S * 1e9)
-        columns = {
-            k: point[k] for k in ("message_bytes", "piece_bytes", "sms", "max_ctas", "layers") if k in point
-        }
-        columns |= {"kind": kind, "label": point.get("label", "fake")}
+        return [self._pieces(point, rank) for rank in range(self.size)]
+
+    def _pieces(self, point: Mapping[str, Any], rank: int) -> list[Piece]:
+        if point["do"] == "kernels":
+            return [
+                Piece(
+                    {"kind": kind, "message_bytes": size, "kernel": "nccl_fake", "grid": "16x1x1"},
+                    [],
+                    "eager",
+                )
+                for kind in point["kinds"]
+                for size in point["sizes"]
+            ]
+        columns = self._columns(point)
+        if point["do"] != "beside":
+            return [Piece(dict(columns), self._times(point, rank), how) for how in self._launches(point)]
+        compute = point["compute"]
+        mine = {"kind": compute["kind"], "label": "fake", "sms": point["sms"]}
+        theirs = {**columns, "sms": 132}
+        mode = "streams" if point["sms"] == 132 else "disjoint"
         made = []
-        for rank in range(self.size):
-            pieces = []
-            for launch in point.get("launches", ("graph", "eager")):
-                times = seconds * np.exp(NOISE * self._noise.standard_normal(10)) * (1 + 0.01 * rank)
-                pieces.append(Piece(dict(columns), [float(t) for t in times], launch))
-                self.spent_s += 1e-2
-            made.append(pieces)
+        for own, other in ((mine, theirs), (theirs, mine)):
+            alone, slow = self._times(point, rank), [1.1 * t for t in self._times(point, rank)]
+            made.append(Piece({**own, **as_neighbour({**other, "mode": mode})}, slow, "graph", alone=alone))
         return made
+
+    def _columns(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("message_bytes", "piece_bytes", "sms", "max_ctas", "layers", "allreduces")
+        columns = {name: point[name] for name in names if name in point}
+        if "method" in point:
+            label = f"{point['method']}/{point['layout']}"
+            return {**columns, "layers": point.get("layers", 1), "kind": "kv_transfer", "label": label}
+        return {**columns, "kind": str(point.get("kind")), "label": "fake"}
+
+    def _launches(self, point: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(point.get("launches", ("eager", "graph")))
+
+    def _times(self, point: Mapping[str, Any], rank: int) -> list[float]:
+        kind, size = str(point.get("kind", "sendrecv")), float(point.get("message_bytes", 1 << 20))
+        seconds = LATENCY_S + size * bus_factor(kind, self.size) / (BUS_GB_S * 1e9)
+        seconds *= point.get("layers", 1)
+        self.spent_s += 1e-2
+        times = seconds * np.exp(NOISE * self._noise.standard_normal(10)) * (1 + 0.01 * rank)
+        return [float(t) for t in times]
 
     def close(self) -> None:
         pass

@@ -220,7 +220,7 @@ class TransferCorunSweep(CrewSweep):
     weight = 15.0
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
-        ways = (*TransferSweep.ways[:3], TransferSweep.ways[3])
+        ways = TransferSweep.ways[:5]
         prefills: list[tuple[Point, int]] = [
             ({"kind": "prefill_layer", "q": [q], "h": [0], "attention": "fa3"}, late)
             for q, late in ((2048, 0), (8192, 2), (512, 1))

@@ -9,23 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from calib.collectives.curves import coverage as group_coverage
+from calib.collectives.curves import fit_collectives
 from calib.fit.activity import activity_rows
 from calib.fit.assemble import DEFAULTS, cost_of, named_curves
 from calib.fit.composition import fit_and_score, scaled_share
 from calib.fit.contention import contention_errors, contention_of
 from calib.fit.fused import fit_fused
 from calib.fit.hosts import fit_energy, fit_host, hot_runs, power_runs
+from calib.fit.own_steps import fit_own, own_errors, settled
 from calib.fit.points import Points, gpu_of, read_rows
+from calib.fit.power import fit_power
 from calib.fit.shapes import clause
 from calib.fit.solo import Solo, fit_solo
-from calib.fit.steps import SWEEPS, Steps, read_steps
+from calib.fit.steps import ALONE, OWN_SWEEPS, SWEEPS, Steps, read_steps
+from calib.fit.warming import fit_warming, read_warm, warming_errors
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
@@ -36,6 +41,7 @@ from sim.cost.profile import SCHEMA_VERSION
 from sim.errors import SimctlError
 
 CURVES, CONTENTION, FUSED, ERRORS = "curves.json", "contention.json", "fused.json", "errors.json"
+COLLECTIVES = "collectives.json"
 BY_FOLD = "rows"  # the fold that headline errors are of, until a run of its own was measured
 # what a reader of the error table has to know
 NOTES = (
@@ -67,6 +73,7 @@ class Built:
     activity: list[dict[str, Any]]
     jitter_sd: float
     errors: dict[str, Any]
+    collectives: Mapping[str, Any] | None = None
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -92,7 +99,10 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
     contention, of_pairs = fit_pairs(folder, gpu)
     tick("fused attention")
     fused, of_fused = fit_fused(folder, run["model"], gpu)
+    of_group = fit_collectives(folder, run)
     hot = hot_runs(folder)
+    tick("power")
+    energy, of_power = fit_power(folder, gpu, float(run["gpu"].get("max_sm_mhz") or gpu.boost_mhz))
     layers = load_model(run["model"]).layers
     errors = {
         "operators": {name: one.record for name, one in solo.items()},
@@ -100,6 +110,8 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         "contention": of_pairs,
         "fused_attention": of_fused,
     }
+    if of_group is not None:
+        errors["collectives"] = of_group[1]
     return Built(
         gpu,
         run,
@@ -108,11 +120,12 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         contention,
         fused,
         fit_host(folder, layers),
-        fit_energy([*hot, *power_runs(folder)], gpu),
+        energy or fit_energy([*hot, *power_runs(folder)], gpu),
         hot,
         activity_rows(folder, gpu, curves),
         jitter,
         errors,
+        of_group[0] if of_group is not None else None,
     )
 
 
@@ -125,7 +138,30 @@ def fit_steps(
         return None, {}, 0.01
     layers = load_model(model).layers
     composition, record = fit_and_score(steps, shares, layers, gpu.sms)
-    return composition, record, repeat_sd(folder)
+    runs = read_warm(folder)
+    if runs is not None:
+        composition = replace(composition, warming=fit_warming(runs))
+        record |= {"clock behind decodes": warming_errors(runs, composition.warming)}
+    return *_own_terms(folder, gpu, model, curves, composition, record), repeat_sd(folder)
+
+
+def _own_terms(
+    folder: Path,
+    gpu: GpuSpec,
+    model: str,
+    curves: Mapping[str, MeasuredCurve],
+    terms: Composition,
+    record: dict[str, Any],
+) -> tuple[Composition, dict[str, Any]]:
+    """The terms with what the measured model's own launches leave over, and the record with their errors."""
+    layers = load_model(model).layers
+    every, of_every = priced_steps(folder, gpu, model, curves, (*SWEEPS, *OWN_SWEEPS, ALONE))
+    every, kept = settled(every, terms.warming, gpu.sms)
+    every, of_every = every.take(kept), of_every[kept]
+    if not every.decoding.any() or every.decoding.all():
+        return terms, record
+    record |= own_errors(every, of_every, terms, model, layers)
+    return fit_own(every, of_every, terms, model, layers), record
 
 
 def priced_steps(
@@ -225,6 +261,10 @@ def contents(built: Built, name: str, held: Mapping[str, Any]) -> dict[str, byte
     if built.fused is not None:
         files[FUSED] = _json(built.fused.as_data())
         profile["fused"] = {"file": FUSED, "label": built.fused.label, "coverage": built.fused.coverage}
+    if built.collectives is not None:
+        files[COLLECTIVES] = _json(built.collectives)
+        where = group_coverage(built.collectives)
+        profile["collectives"] = {"file": COLLECTIVES, "label": "measured", "coverage": where}
     profile["about"] = about(built, held, files)
     files["profile.yaml"] = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=110).encode()
     return files
@@ -276,6 +316,10 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "contention": _plain_tree(built.errors["contention"].get("folds", {})),
         "fused_attention": _plain_tree(built.errors["fused_attention"]),
+        "power": _plain_tree(built.errors["power"]),
+        **(
+            {"collectives": _plain_tree(built.errors["collectives"])} if "collectives" in built.errors else {}
+        ),
         "random_shapes": _plain_tree(held),
     }
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calib.collectives.curves import fit_collectives
 from calib.fit.assemble import loaded_curves
-from calib.fit.build import CURVES, ERRORS, fit_pairs, fit_steps
+from calib.fit.build import CURVES, ERRORS, fit_pairs, fit_steps, read_run
 from calib.fit.fused import recheck_fused
 from calib.fit.methods import Recipe
 from calib.fit.operators import pooled, recheck
 from calib.fit.points import Points
+from calib.fit.power import fit_power
 from calib.fit.scoring import score_random
 from calib.fit.shapes import other_points, with_shapes, without_shapes
 from calib.fit.skew import ragged
@@ -70,6 +72,12 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     tick("fused attention")
     of_fused = stated.get("fused_attention") or {}
     findings += compare("fused attention", of_fused, recheck_fused(folder, about["model"], gpu, of_fused))
+    tick("collectives")
+    of_group = fit_collectives(folder, read_run(folder))
+    findings += compare("collectives", stated.get("collectives") or {}, of_group[1] if of_group else {})
+    tick("power")
+    max_mhz = float(read_run(folder)["gpu"].get("max_sm_mhz") or gpu.boost_mhz)
+    findings += compare("power", stated.get("power") or {}, fit_power(folder, gpu, max_mhz)[1])
     tick("random shapes")
     held = score_random(folder, profile, about["model"], curves)
     return findings + compare("random shapes", stated["random_shapes"], held)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from calib import rows
 from calib.collectives.crew import CrewLab, row_of
+from calib.collectives.curves import _fitted, coverage, fit_collectives
 from calib.collectives.fake import FakeCrew
 from calib.collectives.sizes import COLLECTIVES, bus_factor, grid_sizes, random_sizes
 from calib.collectives.sweeps import crew_sweeps
@@ -19,6 +22,7 @@ from calib.measure import QUICK
 from calib.models import MODELS
 from calib.sweeps import all_sweeps, chosen_sweeps
 from sim.cli.calibrate import calibrate
+from sim.cost.collectives_file import collectives_from_data
 from sim.errors import CalibrationError, SimctlError
 
 
@@ -132,3 +136,44 @@ def test_fewer_than_two_gpus_are_refused_in_one_sentence(tmp_path: Path) -> None
         run("-o", str(tmp_path / "out"), "--operator", "allreduce")
     assert str(error.value).count("\n") == 0
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("group") / "out"
+    arguments = ("--full", "--fake", "--operator", "collectives", "--random", "8", "--no-fit", "-q")
+    run(*arguments, "-o", str(folder))
+    return folder
+
+
+def test_fitted_curves_are_what_the_simulator_reads_and_hold_out_random_sizes(measured: Path) -> None:
+    found = fit_collectives(measured, yaml.safe_load((measured / "run.yaml").read_text()))
+    assert found is not None
+    data, record = found
+    read = collectives_from_data(json.loads(json.dumps(data)), "measured", coverage(data), "here")
+    curve = read.find("allreduce", 2, "graph")
+    assert curve is not None
+    assert float(curve.knots.at(64 << 20)) == pytest.approx(8e-6 + (64 << 20) / 350e9, rel=0.05)
+    assert curve.held_out.points >= 8
+    assert curve.held_out.median is not None
+    assert curve.held_out.median < 0.02
+    assert "random sizes above 64 KiB" in record["allreduce/graph-2"]
+    assert curve.held(1 << 20) == 16
+    assert read.default is not None
+    assert read.default.layout == "blocks"
+    assert read.default.prefill is not None
+    assert read.default.prefill.compute_factor == pytest.approx(1.1, abs=0.03)
+    rows = read.beside_rows(("gemm",), "shared")
+    assert rows
+    assert all(1.0 <= one.collective_factor < 1.2 and one.compute_sms == 132 for one in rows)
+
+
+def test_errors_are_of_sizes_that_no_knot_holds() -> None:
+    sizes, fast = [1 << 16, 1 << 18, 1 << 20], lambda size: 1e-5 + size / 1e11
+    table = pd.DataFrame({"message_bytes": sizes, "time_s": [fast(s) for s in sizes]}).set_index(
+        "message_bytes"
+    )
+    drawn = pd.DataFrame({"message_bytes": [200_000], "time_s": [2 * fast(200_000)]})
+    made = _fitted(table.time_s, drawn)
+    assert made["held_out"]["median"] == pytest.approx(0.5, abs=1e-3)  # half of what was measured
+    assert made["errors"]["every other size"]["median"] == pytest.approx(0.0, abs=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,14 +91,21 @@ def test_a_refused_point_leaves_the_ranks_running(lab: CrewLab) -> None:
     assert lab.crew.starts == starts
 
 
-def test_a_rank_that_dies_costs_one_point_and_a_kind_that_kills_is_left_out(lab: CrewLab) -> None:
-    starts, point = lab.crew.starts, {"do": "collective", "kind": "alltoall", "message_bytes": 2048}
-    for _ in range(2):
-        lab.ask({**point, "kind": "allreduce"})  # the ranks run
-        lab.crew._members[1][0].kill()
-        with pytest.raises(CalibrationError, match=r"rank 1 ended|closed by peer|Connection"):
-            lab.ask(point)
+def test_ranks_that_die_or_hang_cost_one_point_and_a_kind_that_does_it_again_is_left_out(
+    lab: CrewLab,
+) -> None:
+    crew, point = lab.crew, {"do": "collective", "kind": "alltoall", "message_bytes": 2048}
+    starts, patient = crew.starts, crew.point_s
+    crew._members[1][0].kill()
+    with pytest.raises(CalibrationError, match=r"rank 1 ended|closed by peer|Connection"):
+        lab.ask(point)
+    lab.ask({**point, "kind": "allreduce"})
+    os.kill(crew._members[1][0].pid, signal.SIGSTOP)
+    crew.point_s = 1.0
+    with pytest.raises(CalibrationError, match="No answer of rank 0 within 1 s"):
+        lab.ask(point)
+    crew.point_s = patient
     with pytest.raises(CalibrationError, match="Left out: 2 points of the same kind"):
         lab.ask(point)
     assert lab.ask({**point, "kind": "allreduce"})
-    assert lab.crew.starts == starts + 2
+    assert crew.starts == starts + 2
