@@ -24,13 +24,13 @@ from calib.fit.composition import fit_and_score, scaled_share
 from calib.fit.contention import contention_errors, contention_of
 from calib.fit.fused import fit_fused
 from calib.fit.hosts import fit_energy, fit_host, hot_runs, power_runs
-from calib.fit.own_steps import fit_own, own_errors, settled
+from calib.fit.own_steps import fit_own, joined, own_errors
 from calib.fit.points import Points, gpu_of, read_rows
 from calib.fit.power import fit_power
 from calib.fit.shapes import clause
 from calib.fit.solo import Solo, fit_solo
 from calib.fit.steps import ALONE, OWN_SWEEPS, SWEEPS, Steps, read_steps
-from calib.fit.warming import fit_warming, read_warm, warming_errors
+from calib.fit.warming import fit_idle, fit_warming, read_warm, warming_errors
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
@@ -109,6 +109,7 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         "steps": of_steps,
         "contention": of_pairs,
         "fused_attention": of_fused,
+        "power": of_power,
     }
     if of_group is not None:
         errors["collectives"] = of_group[1]
@@ -140,7 +141,7 @@ def fit_steps(
     composition, record = fit_and_score(steps, shares, layers, gpu.sms)
     runs = read_warm(folder)
     if runs is not None:
-        composition = replace(composition, warming=fit_warming(runs))
+        composition = replace(composition, warming=fit_warming(runs, fit_idle(folder)))
         record |= {"clock behind decodes": warming_errors(runs, composition.warming)}
     return *_own_terms(folder, gpu, model, curves, composition, record), repeat_sd(folder)
 
@@ -155,9 +156,8 @@ def _own_terms(
 ) -> tuple[Composition, dict[str, Any]]:
     """The terms with what the measured model's own launches leave over, and the record with their errors."""
     layers = load_model(model).layers
-    every, of_every = priced_steps(folder, gpu, model, curves, (*SWEEPS, *OWN_SWEEPS, ALONE))
-    every, kept = settled(every, terms.warming, gpu.sms)
-    every, of_every = every.take(kept), of_every[kept]
+    parts = [priced_steps(folder, gpu, model, curves, sweeps) for sweeps in ((*SWEEPS, ALONE), OWN_SWEEPS)]
+    every, of_every = joined(parts, terms.warming, gpu.sms)
     if not every.decoding.any() or every.decoding.all():
         return terms, record
     record |= own_errors(every, of_every, terms, model, layers)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sim.cost.attention import AttentionMode
+from sim.cost.energy import EnergyTerms
 from sim.cost.gpu import GpuSpec
 from sim.cost.memory import MemoryPlan
 from sim.cost.model import ModelSpec
@@ -88,22 +89,6 @@ class HostTerms:
     label: str
     gap_per_sequence_s: float = 0.0
     gap_group_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class EnergyTerms:
-    """Linear energy: idle_w x time + j_per_flop x FLOPs + j_per_byte x HBM bytes, at most cap_w x time."""
-
-    idle_w: float
-    j_per_flop: float
-    j_per_byte: float
-    cap_w: float
-    label: str
-
-    def energy_j(self, seconds: float, flops: float, hbm_bytes: float) -> float:
-        """Joules of one GPU over that time."""
-        asked = self.idle_w * seconds + self.j_per_flop * flops + self.j_per_byte * hbm_bytes
-        return min(asked, self.cap_w * seconds)
 
 
 class Profile(Protocol):

@@ -18,7 +18,8 @@ class GpuSpec:
     `pcie_gb_s` and `nic_gb_s` (one network card a GPU) are one direction's.
 
     `hbm_bytes` is the memory that a program sees; `sm_granule` and `sm_minimum` are the SM counts that a green
-    context can be asked for on this architecture; `boost_mhz` is the clock that per-SM bandwidth is scaled by.
+    context can be asked for on this architecture; `boost_mhz` is the clock that per-SM bandwidth is scaled by;
+    `least_limit_w` is the lowest power limit that the driver lets the board be set to (0: not known).
     """
 
     name: str
@@ -40,6 +41,7 @@ class GpuSpec:
     sm_granule: int
     sm_minimum: int
     source: str
+    least_limit_w: float = 0.0
 
     @property
     def peak_flops(self) -> float:

@@ -34,7 +34,7 @@ from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_labe
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
-from sim.cost.work import total_work
+from sim.cost.work import total_joules
 from sim.errors import SimctlError
 
 
@@ -111,10 +111,20 @@ class ProfiledCost:
         found = self.profile.composition
         return 1.0 if found is None else found.factor(tokens, sms)
 
+    def linear_factor(self, tokens: Any, sms: int) -> Floats | float:
+        """Factor on the linear layers of a step with a chunk: the same, and what this model's own sizes are off by."""
+        found = self.profile.composition
+        return 1.0 if found is None else found.linear_factor(tokens, sms, self._shapes)
+
+    @property
+    def _shapes(self) -> str:
+        """Whose shapes a GPU runs: the model's, or slices of them."""
+        return self.model.name if self.tp == 1 else f"{self.model.name} in {self.tp} slices"
+
     def gap_s(self, tokens: Any, sms: int) -> Floats | float:
         """Seconds a layer that decode-only steps take beyond their operators."""
         found = self.profile.composition
-        return 0.0 if found is None else found.gap_s(tokens, sms)
+        return 0.0 if found is None else found.gap_s(tokens, sms, self._shapes)
 
     def linear(self, rows: str, count: Ints, sms: int) -> Timing:
         """Whole-pass cost of the operators whose size follows `tokens` or `sequences`, for an array of counts."""
@@ -189,7 +199,7 @@ class ProfiledCost:
                 shape = operator.shape(count)
                 timing = self.timing(operator.name, shape, sms, clock)
                 if launch.chunks and operator.rows == "tokens" and not is_collective(operator.name):
-                    factor = self.chunked_factor(count, sms)
+                    factor = self.linear_factor(count, sms)
                     timing = Timing(timing.seconds * factor, timing.sm_s * factor)
                 self._check(operator.name, shape, sms, flags)
                 parts.append(self._part(operator.name, times, operator.shape(real[operator.rows]), timing))
@@ -202,7 +212,7 @@ class ProfiledCost:
             return []
         layers, _, _ = layer_span(self.model, launch.layers)
         tokens = grid_tokens(self.launching.padded([launch.tokens], launch.graph))
-        seconds = layers * float(np.sum(found.gap_s(tokens, sms)))
+        seconds = layers * float(np.sum(found.gap_s(tokens, sms, self._shapes)))
         return [OperatorCost("gaps", layers, seconds, 0.0, 0.0, 0.0, found.label)]
 
     def _attention_parts(
@@ -235,8 +245,8 @@ class ProfiledCost:
         seconds = sum(part.seconds for part in apart) * solo_ratio(self, mode, launch)
         active = min(sum(part.sm_s for part in apart), seconds * self.gpu.sms)
         work, moved = sum(part.flops for part in apart), sum(part.hbm_bytes for part in apart)
-        label = fused_label(self, mode)
-        return OperatorCost("fused_attention", apart[0].calls, seconds, active, work, moved, label)
+        label, joules = fused_label(self, mode), sum(part.joules for part in apart)
+        return OperatorCost("fused_attention", apart[0].calls, seconds, active, work, moved, label, joules)
 
     def _check(self, operator: str, shape: Shape, sms: int, flags: list[str]) -> None:
         curve: Curve = self.profile.curve(operator)
@@ -251,14 +261,16 @@ class ProfiledCost:
     def _part(
         self, name: str, times: int, shape: Shape, timing: Timing, shared_s: float = 0.0
     ) -> OperatorCost:
+        work, moved = times * float(np.sum(flops(shape))), times * float(np.sum(hbm_bytes(shape)))
         return OperatorCost(
             name=name,
             calls=times,
             seconds=times * (float(np.sum(timing.seconds)) - shared_s),
             sm_s=times * float(np.sum(timing.sm_s)),
-            flops=times * float(np.sum(flops(shape))),
-            hbm_bytes=times * float(np.sum(hbm_bytes(shape))),
+            flops=work,
+            hbm_bytes=moved,
             label=self.profile.curve(name).label_for(shape),
+            joules=float(self.energy.work_j(name, work, moved)),
         )
 
     def _compose(self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...]) -> StepCost:
@@ -267,32 +279,33 @@ class ProfiledCost:
         layers, _, _ = layer_span(self.model, launch.layers)
         host = float(self.launching.host_s(launch.sequences, launch.graph, layers))
         step_s = max(host, gpu_s) + float(self.launching.gap_s(launch.sequences, launch.graph))
-        energy = self.energy.energy_j(step_s, work, moved)
+        joules = sum(part.joules for part in parts)
         return StepCost(
             gpu_s=gpu_s,
             step_s=step_s,
-            demand=self._demand(gpu_s, work, moved),
+            demand=self._demand(gpu_s, work, moved, joules),
             sm_active=sum(part.sm_s for part in parts),
             tensor_active=work / self.gpu.peak_flops * self.gpu.sms,
             hbm_bytes=moved,
             flops=work,
-            watts=energy / step_s,
+            watts=self.energy.board_w(step_s, gpu_s, joules),
             by_operator=parts,
             flags=flags,
         )
 
-    def _demand(self, gpu_s: float, work: float, moved: float) -> Demand:
+    def _demand(self, gpu_s: float, work: float, moved: float, joules: float) -> Demand:
         if gpu_s <= 0:
             return Demand(0.0, 0.0, 0.0, 0.0)
-        power = self.energy.energy_j(gpu_s, work, moved) / gpu_s / self.energy.cap_w
+        power = self.energy.board_w(gpu_s, gpu_s, joules) / self.energy.cap_w
         hbm = min(moved / gpu_s / self.gpu.hbm_bytes_per_s, 1.0)
         # nothing is known yet of traffic that stays in L2: what comes from memory passes through it
         return Demand(hbm=hbm, l2=hbm, tensor=work / gpu_s / self.gpu.peak_flops, power=power)
 
     def energy_j(self, totals: Mapping[str, float], seconds: float) -> float:
-        """Joules of a GPU that did the work of `totals` (see `sim.cost.work.total_work`) within `seconds`."""
-        work = total_work(self.model, totals)
-        return self.energy.energy_j(seconds, work.flops, work.hbm_bytes)
+        """Joules of a GPU that did the work of `totals` (see `sim.cost.work.total_joules`) within `seconds`, if it had
+        done it evenly: the power limit holds their mean."""
+        on_s = min(totals.get("gpu_s", 0.0), seconds)
+        return seconds * self.energy.board_w(seconds, on_s, total_joules(self.model, self.energy, totals))
 
     def slowdown(self, a: Launch, b: Launch, split: tuple[int, int], overlap: int = 0) -> tuple[float, float]:
         """Factors >= 1 on the solo times of two launches side by side; see `slowdowns`."""

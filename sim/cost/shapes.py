@@ -52,7 +52,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """All calls of one operator in a launch. `sm_s`: SM-seconds with a resident warp."""
+    """All calls of one operator in a launch. `sm_s`: SM-seconds with a resident warp; `joules`: of its work."""
 
     name: str
     calls: int
@@ -61,6 +61,7 @@ class OperatorCost:
     flops: float
     hbm_bytes: float
     label: str
+    joules: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sim.cost import load_cost
+from sim.cost.energy import DRAM_J_PER_BYTE
 from sim.cost.gpu import load_gpu
 from sim.cost.model import load_model
 from sim.cost.parallel import RING_FIXED_S, RING_HOP_S, RING_SHARE, RingCurve, shard
@@ -93,10 +94,6 @@ def test_a_model_that_does_not_fit_a_group_shows_the_arithmetic() -> None:
         cost.memory()
 
 
-def capped(watts: float | None, gpu: str = "h100-sxm", tp: int = 8) -> object:
-    return load_cost("llama-2-70b", gpu, "spec", {"tp": tp}, power_cap_w=watts)
-
-
 def test_half_the_power_slows_prompts_and_leaves_decode_alone() -> None:
     """Splitwise section 3.6: H100 at 350 of 700 W; its table has prompts at 1.3 times, decode unchanged."""
     free, half = (load_cost("llama-2-70b", "h100-sxm", "spec", {"tp": 8}, power_cap_w=w) for w in (None, 350))
@@ -121,14 +118,37 @@ def test_the_lower_the_cap_the_slower_and_never_above_it() -> None:
     gemm = [
         next(part.seconds for part in load_cost("llama-3.1-8b", "h200-sxm", "spec", power_cap_w=w)
              .solo(Launch(((8192, 0),))).by_operator if part.name == "gemm/gate_up")
-        for w in (None, 300)
+        for w in (None, 450)
     ]  # fmt: skip
-    assert gemm[1] / gemm[0] == pytest.approx(((682 - 97) / (300 - 97)) ** (1 / 3), rel=0.05)
+    assert gemm[1] / gemm[0] == pytest.approx(((682 - 97) / (450 - 97)) ** (1 / 3), rel=0.05)
+
+
+def test_a_cap_near_what_the_board_draws_anyway_slows_decode_too() -> None:
+    """The joules of a byte hardly follow the clock, so that the watts that are left bound the bytes a second."""
+    free, low, lowest = (
+        load_cost("llama-3.1-8b", "h200-sxm", "auto", power_cap_w=w) for w in (None, 300, 200)
+    )
+    step = Launch((), 64, 64 * 2048, graph=True)
+    seconds = [cost.solo(step).gpu_s for cost in (free, low, lowest)]
+    assert 1.3 < seconds[1] / seconds[0] < 2.5
+    assert seconds[2] / seconds[1] > 2.0
+    assert lowest.solo(step).watts <= 200
+    # what is left for work bounds the joules that the cheapest clock costs
+    terms = free.energy
+    moved = free.solo(step).hbm_bytes
+    clocked = (terms.j_per_byte - DRAM_J_PER_BYTE) * terms.slowest_clock**terms.clock_power
+    least_j = (DRAM_J_PER_BYTE + clocked) * moved
+    assert seconds[2] >= 0.9 * least_j / (200 - terms.idle_w - terms.active_w)
 
 
 @pytest.mark.parametrize(
-    ("watts", "message"), [(700, "has no effect: the TDP"), (60, "draws 75 W when idle")]
+    ("gpu", "watts", "message"),
+    [
+        ("h100-sxm", 700, "has no effect: the TDP"),
+        ("h200-sxm", 149, "lowest power limit of h200-sxm is 200 W"),
+        ("l40s", 30, "draws 35 W before it computes anything"),
+    ],
 )
-def test_a_cap_that_cannot_be_or_never_binds_is_refused(watts: float, message: str) -> None:
+def test_a_cap_that_cannot_be_or_never_binds_is_refused(gpu: str, watts: float, message: str) -> None:
     with pytest.raises(SimctlError, match=message):
-        capped(watts)
+        load_cost("llama-3.1-8b", gpu, "spec", power_cap_w=watts)
