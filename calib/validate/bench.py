@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from calib.executor.dry import DryDevice
+from sim.cost.profiled import ProfiledCost
 
 DRY_BLOCKS = 20_000
 KV_BYTES = 80 << 30
@@ -108,9 +109,10 @@ def board_index(visible: str) -> int:
 
 
 class DryBench:
-    """No GPU: launches take what the price tables say of them alone."""
+    """No GPU: launches take what the price tables of `cost` say of them alone."""
 
-    num_blocks = DRY_BLOCKS
+    def __init__(self, cost: ProfiledCost) -> None:
+        self.num_blocks = min(DRY_BLOCKS, cost.memory().num_blocks * 9 // 10)  # beside the largest steps
 
     def device(self, lanes: int, rows: int, sequences: int, fused: str) -> Any:
         """A clock that jumps."""

@@ -27,7 +27,7 @@ from sim.policies import make_policy
 from sim.study.plan import Setting
 from sim.workload.workload import Workload
 
-WARM_REQUESTS, WARM_TOKENS = 24, 24
+WARM_REQUESTS, WARM_TOKENS, WARM_PROMPTS = 24, 24, 40_000  # requests, output tokens of each, prompt tokens in all
 WARM_FOR_S = 20.0  # a chip that has served until so lately is warm
 MARGIN_S = 10.0  # a case is not begun with less time left than its span and this
 BROKEN = (
@@ -106,7 +106,8 @@ class Session:
 
     def _crowd(self, case: Case) -> Workload:
         crowd = self._setting.workload(1000.0, case.seed)
-        first = {name: getattr(crowd, name)[:WARM_REQUESTS] for name in COLUMNS}
+        most = max(4, int(np.searchsorted(np.cumsum(crowd.prompt_tokens), WARM_PROMPTS)))
+        first = {name: getattr(crowd, name)[: min(WARM_REQUESTS, most)] for name in COLUMNS}
         for name in ("output_tokens", "max_new_tokens"):
             first[name] = np.minimum(first[name], WARM_TOKENS)
         return Workload(name="warm-up", slo_classes=crowd.slo_classes, **first)

@@ -104,7 +104,11 @@ def _measure(experiment: Path, study: Any, options: dict[str, Any]) -> int:
     entries = _entries(study, options["only"])
     loads = _numbers(options["loads"])
     say = partial(_say, options["quiet"])
-    bench = DryBench() if options["dry_run"] else GpuBench(_dense_model(setting), setting.experiment.seed)
+    bench = (
+        DryBench(setting.cost())
+        if options["dry_run"]
+        else GpuBench(_dense_model(setting), setting.experiment.seed, options["attention"])
+    )
     keep_experiment(folder, study)
     if options["hosts_from"] is not None:
         fit_hosts_of(options["hosts_from"] / "cases", folder, setting.cost())

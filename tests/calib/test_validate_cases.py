@@ -84,7 +84,7 @@ def test_a_case_that_fails_leaves_the_others_alone(study: Study, tmp_path: Path)
     said: list[str] = []
     cases = listed(study.setting, ENTRIES, ["pod@0.8", "vllm@0.8", "sarathi-512@0.8"], TOPS)
     setting, cost = study.setting, study.setting.cost()
-    assert measure(setting, cost, cases, tmp_path, Bench(), 1e9, said.append) == 0
+    assert measure(setting, cost, cases, tmp_path, Bench(cost), 1e9, said.append) == 0
     assert broken_cases(tmp_path) == {"pod_open_0.8_0": "RuntimeError: no such kernel"}
     assert sum("failed" in line for line in said) == 1
     assert {path.stem for path in tmp_path.glob("*.json")} - {"_broken"} == {
@@ -92,15 +92,18 @@ def test_a_case_that_fails_leaves_the_others_alone(study: Study, tmp_path: Path)
         "sarathi-512_open_0.8_0",
     }
     said.clear()
-    measure(setting, cost, cases, tmp_path, Bench(), 1e9, said.append)
+    measure(setting, cost, cases, tmp_path, Bench(cost), 1e9, said.append)
     assert said == []
 
 
 def test_a_case_in_which_the_process_died_is_left_out(study: Study, tmp_path: Path) -> None:
     (tmp_path / BROKEN).write_text(json.dumps({"vllm_open_0.8_0": "the process ended while it ran"}))
-    cases = listed(study.setting, ENTRIES, ["vllm@0.8", "sarathi-512@0.8"], TOPS)
+    cases, cost = (
+        listed(study.setting, ENTRIES, ["vllm@0.8", "sarathi-512@0.8"], TOPS),
+        study.setting.cost(),
+    )
     said: list[str] = []
-    measure(study.setting, study.setting.cost(), cases, tmp_path, DryBench(), 1e9, said.append)
+    measure(study.setting, study.setting.cost(), cases, tmp_path, DryBench(cost), 1e9, said.append)
     assert [line.split(":")[0] for line in said] == ["sarathi-512_open_0.8_0"]
 
 
@@ -119,7 +122,8 @@ def test_graphs_are_made_once_a_policy_and_the_warm_up_only_where_it_is_cold(stu
             return self.made
 
     cases = listed(study.setting, ENTRIES, ["vllm@0.5", "pod@0.5", "vllm@1.2"], TOPS)
-    session = Session(study.setting, study.setting.cost(), Bench(), cases)
+    cost = study.setting.cost()
+    session = Session(study.setting, cost, Bench(cost), cases)
     for case in cases:
         session.run(case)
     assert len(prepared) == 2
