@@ -46,10 +46,10 @@ def ungrouped() -> Any:
     return made_lab("short-2", 3, 4096, 32, 32, 128, 11008, 32000)
 
 
-def device(lab: Any, lanes: int = 1, fused: str = "") -> Any:
+def device(lab: Any, lanes: int = 1, fused: str = "", blocks: int = 1500) -> Any:
     from calib.executor.gpu import GpuDevice
 
-    return GpuDevice(lab, lanes, 1500, 2048, 64, fused=fused)
+    return GpuDevice(lab, lanes, blocks, 2048, 64, fused=fused)
 
 
 def work(lab: Any, chunks: Any = (), decodes: Any = (), lane: int = 0, **more: Any) -> Any:
@@ -178,7 +178,7 @@ def test_steps_launched_ahead_are_the_steps_one_by_one(lab: Any) -> None:
 
 
 def test_heads_without_groups_are_right(ungrouped: Any) -> None:
-    made = device(ungrouped)
+    made = device(ungrouped, blocks=1000)
     jobs = [
         work(ungrouped, [(1, 700, 0), (2, 300, 0)]),
         work(ungrouped, [(3, 500, 0)], [(1, 701), (2, 301)]),
@@ -191,7 +191,7 @@ def test_heads_without_groups_are_right(ungrouped: Any) -> None:
         found.append(logits(made, job))
         if job.chunks:
             assert attention_error(made, job) < 2e-2
-    eager = device(ungrouped)
+    eager = device(ungrouped, blocks=1000)
     eager.start()
     for job, graphs in zip(jobs, found, strict=True):
         assert similar(ungrouped.torch, logits(eager, job), graphs) > 0.999
