@@ -48,7 +48,8 @@ class Launching:
     """Host time of steps under one launch mode: `graph` (full graphs for decode, piecewise ones for steps with
     a chunk, as vLLM v1 does by default) or `eager` (the host launches every kernel).
 
-    `pads`: are batches padded to captured sizes?"""
+    `pads`: are batches padded to captured sizes, and larger ones launched eagerly? Otherwise each is captured as it is.
+    """
 
     mode: str
     terms: HostTerms
@@ -66,8 +67,9 @@ class Launching:
         return captured_tokens(m) if padded else np.asarray(m, dtype=np.int64)
 
     def captured(self, m: Any) -> Any:
-        """Do the kernels between attention calls come from a graph, in steps of m tokens? Larger ones are eager."""
-        return np.logical_and(self.mode == "graph", np.asarray(m) <= MAX_CAPTURED)
+        """Do the kernels between attention calls come from a graph, in steps of m tokens?"""
+        small = np.asarray(m) <= (MAX_CAPTURED if self.pads else np.inf)
+        return np.logical_and(self.mode == "graph", small)
 
     def host_s(self, sequences: Any, graph: bool, layers: int) -> Floats:
         """Host time that the GPU's work can overlap, for steps of so many sequences."""
