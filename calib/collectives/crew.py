@@ -23,6 +23,7 @@ from calib.models import ModelShape
 from sim.errors import CalibrationError
 
 START_S = 90.0
+CARD = 8  # characters of a GPU's uuid that tell cards apart, as in `calib.run`
 POINT_S = 25.0
 LOAD_S = 60.0  # more for the first point of a model: its weights are drawn
 GRACE_S = 3.0  # for the other ranks, once one has failed
@@ -68,7 +69,9 @@ class Crew:
             self._members.append((process, ours))
         self.starts += 1
         answers = self._answers(START_S)
-        return dict(answers[0])
+        cards = [str(answer["gpu"].uuid)[:CARD] for answer in answers if "gpu" in answer]
+        first = dict(answers[0])
+        return {**first, "group": {**first["group"], "cards": cards}} if cards else first
 
     def ask(self, point: Mapping[str, Any]) -> list[list[Piece]]:
         """Every rank's pieces of `point`; raises CalibrationError with the reason, ready for the next point."""

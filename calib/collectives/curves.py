@@ -16,6 +16,7 @@ import pandas as pd
 
 from calib.collectives.sizes import COLLECTIVES, grid_sizes
 from calib.collectives.sweeps import TOKEN_BYTES
+from calib.collectives.transfers import PUSH_CTAS
 from calib.fit.folds import errors
 from calib.rows import read_table
 from sim.cost.collectives import Knots
@@ -28,6 +29,10 @@ COMPUTE = {
     "stream_read": "elementwise",
 }
 SIDES = {"prefill_layer": "prefill", "decode_layer": "decode"}
+ABOVE, DEVICE_BOUND = "random sizes above 64 KiB", "random sizes that wait for the GPUs"
+HOST_BOUND = 1.15  # an eager call this much longer than a captured one waits for the host
+# CTAs of our kernel; NCCL's point-to-point kernel holds as many as it has channels to a peer
+HELD = {"copy": 0, "kernel": PUSH_CTAS}
 GIVEN_BYTES = 2 << 20  # messages from this size on say what a stream with few SMs costs
 TYPICAL_TOKENS = 2048  # of the message by which the default way of moving KV is picked
 LAYERED = 32
@@ -92,13 +97,16 @@ def _curves(
     for (gpus, launch), rows in held[name].groupby(["gpus", "launch"]):
         inside = on_grid(rows.message_bytes, grid)
         knots = rows[inside].groupby("message_bytes").time_s.median()
+        if launch == "eager":
+            captured = held[name][(held[name].launch == "graph") & (held[name].gpus == gpus)]
+            knots = host_bound(knots, captured.groupby("message_bytes").time_s.median())
         if len(knots) < 2:
             continue
         curve = {
             "collective": name,
             "gpus": int(gpus),
             "launch": str(launch),
-            **_fitted(knots, rows[~inside]),
+            **_fitted(knots, rows[~inside], captured=launch == "graph"),
         }
         found = curve.pop("errors")
         if launch == "eager" and rows.host_s.notna().any():
@@ -112,17 +120,32 @@ def _curves(
     return made
 
 
-def _fitted(knots: pd.Series, others: pd.DataFrame) -> dict[str, Any]:
-    """Knots, standard error and held-out errors; `errors` also of large messages only."""
+def host_bound(eager: pd.Series, graph: pd.Series) -> pd.Series:
+    """Eager seconds as the longer of one cost a call on the host and what a graph takes: where the host is what is
+    waited for, its scatter says nothing about the size."""
+    both = graph.reindex(eager.index).fillna(0.0)
+    waits = eager > HOST_BOUND * both
+    floor = float(eager[waits].median()) if waits.any() else 0.0
+    return np.maximum(both.where(both > 0, eager), floor)
+
+
+def _fitted(knots: pd.Series, others: pd.DataFrame, captured: bool = True) -> dict[str, Any]:
+    """Knots, standard error and held-out errors; `errors` also of large messages only, and of eager calls (not
+    `captured`) that wait for the GPUs rather than for the host."""
     curve = Knots(tuple(map(float, knots.index)), tuple(map(float, knots)))
     record: dict[str, Any] = {}
     if len(others):
         predicted = curve.at(others.message_bytes.to_numpy())
         record["random sizes"] = errors(predicted, others.time_s.to_numpy())
         large = others.message_bytes.to_numpy() > LARGE_BYTES
-        if large.any():
-            record["random sizes above 64 KiB"] = errors(predicted[large], others.time_s.to_numpy()[large])
-    skipped = _every_other(knots)
+        waits = predicted > 1.01 * knots.min()
+        for name, mask in (
+            (ABOVE, large),
+            (DEVICE_BOUND, waits if not captured else np.zeros(0, dtype=bool)),
+        ):
+            if mask.any():
+                record[name] = errors(predicted[mask], others.time_s.to_numpy()[mask])
+    skipped = _every_other(knots) if captured else {}
     if skipped:
         record["every other size"] = skipped
     main = record.get("random sizes") or record.get("every other size") or {}
@@ -243,7 +266,7 @@ def transfers(held: Mapping[str, pd.DataFrame]) -> tuple[list[dict[str, Any]], d
         way |= _fitted(knots, part[~regular])
         name = f"kv_transfer/{method}-{layout}" + (f"-{piece // 1024}k" if piece else "")
         record[name] = way.pop("errors")
-        way |= {"sms": 0, "default": False}
+        way |= {"sms": HELD.get(method, _held_sms("sendrecv", held).get("sms", 0)), "default": False}
         sides = _sides(held, str(label), int(piece))
         if sides:
             way["beside"] = sides

@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 MOST_LINKS = 18
-SPEED_MBPS = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: one link, one direction
+# MB/s of one link in one direction (nvml.h): of all links that are up, of the first, and of a link that is named
+SPEED_MBPS = (90, 84, (164, 0))  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, .._SPEED_MBPS_L0, .._GET_SPEED
 # what a reader has to know of how NCCL was told to work
 VARIABLES = (
     "NCCL_NVLS_ENABLE",
@@ -55,11 +56,12 @@ def _links(nvml: Any, handle: Any) -> int:
 
 
 def _speed(nvml: Any, handle: Any) -> float | None:
-    """GB/s of one link in one direction."""
-    values = _ask(nvml.nvmlDeviceGetFieldValues, handle, [SPEED_MBPS])
-    if not values or values[0].nvmlReturn != 0:
-        return None
-    return float(values[0].value.uiVal) / 1e3
+    """GB/s of one link in one direction; drivers know the same figure under several names."""
+    for field in SPEED_MBPS:
+        values = _ask(nvml.nvmlDeviceGetFieldValues, handle, [field])
+        if values and values[0].nvmlReturn == 0:
+            return round(float(values[0].value.uiVal) / 1e3, 3)
+    return None
 
 
 def nccl_facts(torch: Any) -> dict[str, Any]:
