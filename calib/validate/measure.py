@@ -18,6 +18,7 @@ from calib.executor.serve import Trail, serve
 from calib.validate.bench import Bench
 from calib.validate.cases import Case, workload_of
 from calib.validate.files import finished, write_case
+from calib.validate.hosts import with_hosts
 from sim.cost.profiled import ProfiledCost
 from sim.engine.cluster import open_cluster
 from sim.engine.deploying import largest_step
@@ -27,7 +28,11 @@ from sim.policies import make_policy
 from sim.study.plan import Setting
 from sim.workload.workload import Workload
 
-WARM_REQUESTS, WARM_TOKENS, WARM_PROMPTS = 24, 24, 40_000  # requests, output tokens of each, prompt tokens in all
+WARM_REQUESTS, WARM_TOKENS, WARM_PROMPTS = (
+    24,
+    24,
+    40_000,
+)  # requests, output tokens of each, prompt tokens in all
 WARM_FOR_S = 20.0  # a chip that has served until so lately is warm
 MARGIN_S = 10.0  # a case is not begun with less time left than its span and this
 BROKEN = (
@@ -37,12 +42,13 @@ COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "max_new_tokens", "slo
 
 
 class Session:
-    """Cases of one experiment on one bench; `cost` prices what policies believe and what graphs will be needed."""
+    """Cases of one experiment on one bench; `cost` prices what policies believe and what graphs will be needed, with
+    the host terms that lie in `folder`."""
 
     def __init__(
-        self, setting: Setting, cost: ProfiledCost, bench: Bench, cases: Sequence[Case] = ()
+        self, setting: Setting, cost: ProfiledCost, bench: Bench, folder: Path, cases: Sequence[Case] = ()
     ) -> None:
-        self._setting, self._cost, self._bench = setting, cost, bench
+        self._setting, self._cost, self._bench, self._folder = setting, cost, bench, folder
         self._cases = cases
         self._limits = (0, 0)  # rows and sequences of the largest step of any policy
         self._policy = ""  # whose graphs the device holds
@@ -56,7 +62,7 @@ class Session:
         cluster = open_cluster(
             workload,
             policy,
-            self._cost,
+            with_hosts(self._cost, self._folder, policy.lanes),
             num_gpu_blocks=self._bench.num_blocks,
             block_size=16,
             seed=e.seed,
@@ -177,7 +183,7 @@ def measure(
     broken = broken_cases(folder)
     done = {*finished(folder), *broken}
     todo = [case for case in cases if case.name not in done]
-    session = Session(setting, cost, bench, todo)
+    session = Session(setting, cost, bench, folder, todo)
     for n, case in enumerate(todo):
         span_s = float(workload_of(setting, case).arrival_s[-1])
         if time.monotonic() - began + span_s + MARGIN_S > time_limit_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from calib.executor.dry import DryDevice
 from calib.validate.bench import DryBench, board_index
 from calib.validate.cases import FLAT, STEP, listed
+from calib.validate.hosts import write_hosts
 from calib.validate.measure import BROKEN, Session, broken_cases, measure
 from calib.validate.study import CAPACITY, capacities
 from sim.cli import cli
@@ -107,7 +109,9 @@ def test_a_case_in_which_the_process_died_is_left_out(study: Study, tmp_path: Pa
     assert [line.split(":")[0] for line in said] == ["sarathi-512_open_0.8_0"]
 
 
-def test_graphs_are_made_once_a_policy_and_the_warm_up_only_where_it_is_cold(study: Study) -> None:
+def test_graphs_are_made_once_a_policy_and_the_warm_up_only_where_it_is_cold(
+    study: Study, tmp_path: Path
+) -> None:
     prepared: list[int] = []
 
     class Device(DryDevice):
@@ -123,7 +127,7 @@ def test_graphs_are_made_once_a_policy_and_the_warm_up_only_where_it_is_cold(stu
 
     cases = listed(study.setting, ENTRIES, ["vllm@0.5", "pod@0.5", "vllm@1.2"], TOPS)
     cost = study.setting.cost()
-    session = Session(study.setting, cost, Bench(cost), cases)
+    session = Session(study.setting, cost, Bench(cost), tmp_path, cases)
     for case in cases:
         session.run(case)
     assert len(prepared) == 2
@@ -175,3 +179,13 @@ def test_measuring_alone_writes_no_page(tmp_path: Path) -> None:
 
 def test_nvml_counts_the_gpus_that_cuda_does_not_see() -> None:
     assert [board_index(text) for text in ("", "1", "3,0", "GPU-12")] == [0, 1, 3, 0]
+
+
+def test_policies_believe_in_the_host_terms_of_the_folder(study: Study, tmp_path: Path) -> None:
+    cost, workload = study.setting.cost(), study.setting.workload(5.0, 0)
+    own, _ = Session(study.setting, cost, DryBench(cost), tmp_path / "none").open("vllm", workload)
+    terms = replace(cost.launching.terms, gap_graph_s=0.123, gap_per_sequence_s=0.0)
+    write_hosts(tmp_path, {1: terms})
+    held, _ = Session(study.setting, cost, DryBench(cost), tmp_path).open("vllm", workload)
+    assert held.replicas[0].lanes.p.gap_graph_s[1] == 0.123
+    assert own.replicas[0].lanes.p.gap_graph_s[1] < 0.1
