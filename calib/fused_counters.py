@@ -35,7 +35,7 @@ SHARES = {
     "sm_active": "sm__cycles_active",
     "occupancy": "sm__warps_active",
     "dram_active": "dram__throughput",
-    "tensor_active": "tensor",
+    "tensor_active": "sm__pipe_tensor",  # its full name differs from one version of the profiler to the next
 }
 COUNTS = {
     "waves": "launch__waves",
@@ -43,7 +43,7 @@ COUNTS = {
     "block": "launch__block_size",
     "registers": "launch__registers",
 }
-BYTES = {"l2_bytes": "lts__t_bytes", "smem_bytes": "launch__shared_mem"}
+BYTES = {"l2_bytes": "lts__t_bytes.sum", "smem_bytes": "launch__shared_mem_per_block_dynamic"}
 SIZES = {"byte": 1, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "kib": 1024, "mib": 1 << 20}
 # chunk, history, decode batch, context: balanced, by prefill's tail wave, by long decodes, many short ones, small
 MIXES = (
@@ -120,7 +120,7 @@ def read(lines: Iterable[str], model: str = "llama-3.1-8b") -> list[dict[str, An
 
 def _columns(kernel: Mapping[str, str], unit: Mapping[str, str]) -> dict[str, Any]:
     def value(piece: str) -> tuple[float, str] | None:
-        name = next((name for name in unit if piece in name and name != "Kernel Name"), None)
+        name = next((name for name in unit if name.startswith(piece)), None)
         if name is None or not kernel[name]:
             return None
         return float(kernel[name].replace(",", "")), unit[name].lower()
