@@ -13,6 +13,7 @@ from calib.fit.contention_terms import fit_contention
 from calib.fit.coruns import Corun, groups, read_corun, row_loads
 from calib.fit.folds import errors
 from calib.fit.points import Floats, Mask, column, read_rows
+from calib.fit.warming import fit_warming, read_warm
 from sim.cost import load_cost
 from sim.cost.gpu import GpuSpec
 from sim.cost.loads import launch_loads
@@ -106,7 +107,8 @@ def _score(predicted: Floats, measured: Floats) -> float:
 
 def measured_on(folder: Path, gpu: GpuSpec) -> tuple[Corun, str]:
     """Co-runs of a folder and the model that ran."""
-    corun = read_corun(folder, gpu)
+    runs = read_warm(folder)
+    corun = read_corun(folder, gpu, warming=None if runs is None else fit_warming(runs))
     return corun, str(read_rows(folder, "corun")["model"].iloc[0])
 
 

@@ -14,6 +14,7 @@ from sim.cost import load_cost
 from sim.cost.gpu import GpuSpec
 from sim.cost.loads import Loads, launch_loads
 from sim.cost.shapes import Launch
+from sim.cost.warming import Warming
 from sim.errors import SimctlError
 
 Texts = NDArray[np.str_]
@@ -59,8 +60,12 @@ class Corun:
         return np.where(np.isin(self.mode, ("half", "whole")), "overlapped", self.mode)
 
 
-def read_corun(folder: Path, gpu: GpuSpec, sweep: str = "corun") -> Corun:
-    """Co-runs of a run's or profile's folder; SimctlError if there are none."""
+def read_corun(folder: Path, gpu: GpuSpec, sweep: str = "corun", warming: Warming | None = None) -> Corun:
+    """Co-runs of a run's or profile's folder; SimctlError if there are none.
+
+    A layer alone on the whole GPU was timed at the top clock, and prices are those of the settled one, which a co-run
+    has as well: with `warming` slowdowns are against the latter.
+    """
     rows = read_rows(folder, sweep)
     if not len(rows):
         raise SimctlError(f"{folder}: no co-runs in measurements/{sweep}.csv.gz.")
@@ -72,11 +77,15 @@ def read_corun(folder: Path, gpu: GpuSpec, sweep: str = "corun") -> Corun:
     points = first.index.intersection(second.index, sort=False)
     if not len(points):
         raise SimctlError(f"{folder}: no prefill layer was measured beside a decode step in '{sweep}'.")
-    return _corun(first.loc[points], second.loc[points], gpu)
+    return _corun(first.loc[points], second.loc[points], gpu, warming)
 
 
-def _corun(first: pd.DataFrame, second: pd.DataFrame, gpu: GpuSpec) -> Corun:
+def _corun(first: pd.DataFrame, second: pd.DataFrame, gpu: GpuSpec, warming: Warming | None) -> Corun:
     alone = [column(side, "alone_s") for side in (first, second)]
+    if warming is not None:
+        tokens = np.array([float(sum(numbers(q))) for q in first["q_tokens"]])
+        settled = alone[0] / (1.0 - warming.slope.at((tokens,)) * warming.target.at((tokens,)))
+        alone[0] = np.where(column(first, "sms") == gpu.sms, settled, alone[0])
     # means, since rates are what is wanted: where two kernels lock into two patterns, the median is one of them
     slow = np.stack(
         [

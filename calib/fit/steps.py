@@ -16,12 +16,17 @@ from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Launch
 
 SWEEPS = ("prefill_layer", "decode_step", "steps")
+OWN_SWEEPS = ("decode_sizes", "layer_sizes")  # every size of the measured model's launches
+ALONE = "corun"  # whose sides were timed alone, too, on sets that no other sweep has
+LINEAR = ("embedding", "norm", "gemm", "rope", "kv_write", "activation")  # by the rows of a pass
+ARRAYS = ("sms", "seconds", "host_s", "summed_s", "linear_s")
 KINDS = ("prefill_layer", "prefill_step", "mixed_layer", "mixed_step", "decode_layer", "decode_step")
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Measured layers and steps. `summed_s`: what their operators alone add up to."""
+    """Measured layers and steps. `summed_s`: what their operators alone add up to; `linear_s`: linear layers and what
+    goes with their rows, of that."""
 
     kind: tuple[str, ...]
     launch: tuple[Launch, ...]
@@ -31,6 +36,7 @@ class Steps:
     seconds: Floats
     host_s: Floats
     summed_s: Floats
+    linear_s: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -41,7 +47,7 @@ class Steps:
         def of(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(v for v, kept in zip(values, mask, strict=True) if kept)
 
-        arrays = {name: getattr(self, name)[mask] for name in ("sms", "seconds", "host_s", "summed_s")}
+        arrays = {name: getattr(self, name)[mask] for name in ARRAYS}
         return Steps(of(self.kind), of(self.launch), of(self.attention), of(self.mode), **arrays)
 
     @property
@@ -53,6 +59,13 @@ class Steps:
     def decoding(self) -> Any:
         """Mask of the decode-only ones."""
         return np.array([not one.chunks for one in self.launch], dtype=bool)
+
+
+def both(first: Steps, second: Steps) -> Steps:
+    """The steps of both, in order."""
+    arrays = {n: np.concatenate([getattr(first, n), getattr(second, n)]) for n in ARRAYS}
+    texts = {n: getattr(first, n) + getattr(second, n) for n in ("kind", "launch", "attention", "mode")}
+    return Steps(**texts, **arrays)
 
 
 def launch_of(row: Mapping[str, Any], layers: int, prefix: str = "") -> Launch:
@@ -78,8 +91,11 @@ def _whole(row: Mapping[str, Any], name: str) -> int:
 
 
 def read_steps(run: Path, costs: Mapping[str, ProfiledCost], sweeps: tuple[str, ...] = SWEEPS) -> Steps:
-    """Steps of a run that ran alone; `costs`: by back end of prefill attention, "" for any other."""
-    parts = [read_rows(run, sweep) for sweep in sweeps]
+    """Steps of a run that ran alone; `costs`: by back end of prefill attention, "" for any other.
+
+    Of co-runs the solo times of both sides.
+    """
+    parts = [alone_rows(run) if sweep == ALONE else read_rows(run, sweep) for sweep in sweeps]
     rows = pd.concat([part for part in parts if len(part)]) if any(len(p) for p in parts) else pd.DataFrame()
     if len(rows):
         rows = rows[rows["kind"].isin(KINDS)]
@@ -88,15 +104,28 @@ def read_steps(run: Path, costs: Mapping[str, ProfiledCost], sweeps: tuple[str, 
     return steps_of(rows.reset_index(drop=True), costs)
 
 
+def alone_rows(run: Path) -> pd.DataFrame:
+    """Solo times of the sides of co-runs, the median of the blocks that timed the same."""
+    rows = read_rows(run, ALONE)
+    if not len(rows):
+        return rows
+    same = ["model", "kind", "attention", "q_tokens", "history_tokens", "layers", "sms"]
+    same += ["decode_batch", "context_sum", "context_max"]
+    alone = rows.groupby(same, dropna=False, sort=False)["alone_s"].median().reset_index()
+    return alone.rename(columns={"alone_s": "time_s"}).assign(launch="graph")
+
+
 def steps_of(rows: pd.DataFrame, costs: Mapping[str, ProfiledCost]) -> Steps:
     """The rows as steps, each with the sum of its operators on its SMs."""
     records = rows.to_dict("records")
-    launches, summed = [], []
+    launches, summed, linear = [], [], []
     for row in records:
         cost = costs.get(str(row.get("attention")), costs[""])
         launch = launch_of(row, cost.model.layers)
         launches.append(launch)
-        summed.append(cost.solo(launch, int(row["sms"])).gpu_s)
+        found = cost.solo(launch, int(row["sms"]))
+        summed.append(found.gpu_s)
+        linear.append(sum(p.seconds for p in found.by_operator if p.name.split("/")[0] in LINEAR))
     return Steps(
         tuple(str(row["kind"]) for row in records),
         tuple(launches),
@@ -106,4 +135,5 @@ def steps_of(rows: pd.DataFrame, costs: Mapping[str, ProfiledCost]) -> Steps:
         column(rows, "time_s"),
         column(rows, "host_s"),
         np.array(summed),
+        np.array(linear),
     )

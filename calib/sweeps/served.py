@@ -16,6 +16,7 @@ from calib.measure import Sample
 from calib.sweep import Point, Sweep
 from calib.sweeps.common import SoloSweep, solo_row
 from calib.sweeps.steps import decode_point
+from sim.cost.launching import grid_tokens
 
 EVERY = (*range(8, 129, 8), 160, 192, 256)
 SOME = (8, 24, 32, 40, 56, 64, 80, 96, 128)
@@ -50,8 +51,8 @@ EDGES = (
 )
 SETS = (20, 68, 132, 52, 36, 84, 100, 116)
 CONTEXT = 1024
-LAYER_Q = (384, 640, 768, 1280, 1536, 3072, 6144)
-LAYER_SETS = (64, 112)
+LAYER_SETS = (132, 64, 112)
+MOST_ROWS = 2048  # up to which passes are launched as graphs, padded to a multiple
 BIN_S = 0.02
 REPEATS = 3
 
@@ -77,16 +78,21 @@ class DecodeSizesSweep(SoloSweep):
 
 
 class LayerSizesSweep(SoloSweep):
-    """One prefill layer at sizes between the powers of two, on sets that leave room for a decode lane."""
+    """One prefill layer at every size that passes are padded to, on the whole GPU and on sets beside a decode lane."""
 
     name = "layer_sizes"
-    weight = 1.0
+    weight = 2.0
     axes = ("late",)
 
     def points(self, lab: Bench, full: bool) -> list[Point]:
         layer = {"kind": "prefill_layer", "h": [0], "layers": 1, "attention": "fa3"}
-        made = [{**layer, "q": [q], "sms": sms} for sms in LAYER_SETS for q in LAYER_Q if sms in lab.sizes()]
-        return [{**point, "late": turn} for turn, point in enumerate(made if full else made[:2])]
+        rows = sorted({int(size) for size in grid_tokens(range(8, MOST_ROWS + 1))})
+        return [
+            {**layer, "q": [q], "sms": sms, "late": turn}
+            for turn, sms in enumerate(LAYER_SETS if full else LAYER_SETS[:1])
+            for q in (rows if full else rows[::8])
+            if sms in lab.sizes()
+        ]
 
 
 class WarmSweep(Sweep):

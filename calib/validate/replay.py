@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from calib.validate.clock import Busy, heat_factors
 from sim.cost.pairs import compile_pairs, pair_factor
 from sim.cost.profiled import ProfiledCost
 from sim.cost.step import (
@@ -90,7 +91,7 @@ class Replay:
 
     def seconds(self, shapes: list[Shape]) -> Floats:
         """Predicted seconds of every launch, in the order given (the order of their ends)."""
-        solo = [self._solo(shape) for shape in shapes]
+        solo = self.solo(shapes)
         if self._x is None:
             return np.array([total for total, _ in solo])
         lanes = {
@@ -107,12 +108,25 @@ class Replay:
             ]
         )
 
-    def _solo(self, s: Shape) -> tuple[float, float]:
-        """(seconds of the whole launch, of these the GPU's) alone on its SMs."""
+    def solo(self, shapes: list[Shape]) -> list[tuple[float, float]]:
+        """(seconds of the whole launch, of these the GPU's) of each, alone on its SMs, at the clock that it found."""
+        parts = [self._parts(shape) for shape in shapes]
+        busy = [
+            Busy(s.lane, s.sms, _rows(s) if s.chunks else 0, s.start_s, s.end_s, gpu_s)
+            for s, (gpu_s, _, _) in zip(shapes, parts, strict=True)
+        ]
+        hot = heat_factors(self._p, self._sizes[0], busy)
+        return [
+            (step_s(self._p, gpu_s * factor, host_s, gap_s, 0), gpu_s * factor)
+            for (gpu_s, host_s, gap_s), factor in zip(parts, hot, strict=True)
+        ]
+
+    def _parts(self, s: Shape) -> tuple[float, float, float]:
+        """GPU seconds at a settled clock, host seconds beside them, and the gap of a launch alone on its SMs."""
         p, part = self._p, self._sizes.index(s.sms)
         if not s.chunks:
             gpu_s = decode_pass_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
-            return step_s(p, gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[s.batch], 0), gpu_s
+            return gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[s.batch]
         new, rows = sum(q for q, _ in s.chunks), len(s.chunks) + s.batch
         gpu_s = dense_s(p, part, new + s.batch, False)
         gpu_s += sum(prefill_attention_s(p, part, q, h) for q, h in s.chunks)
@@ -123,7 +137,7 @@ class Replay:
         gap_s = p.gap_eager_s[rows] * share + (p.gap_group_s if share < 1.0 else 0.0)
         if s.layers[1] == self._layers:
             gpu_s += head_s(p, part, rows)
-        return step_s(p, gpu_s, p.host_eager_s[rows] * share, gap_s, 0), gpu_s
+        return gpu_s, p.host_eager_s[rows] * share, gap_s
 
     def _beside(self, shape: Shape, solo: tuple[float, float], neighbours: list[_Neighbour]) -> float:
         """Seconds with the slowdowns of the neighbours while they ran, and none between them."""
@@ -153,6 +167,10 @@ class Replay:
         return float(
             pair_factor(self._x, table, int(self._x.config[at]), tokens, history, decode.batch, mean)
         )
+
+
+def _rows(s: Shape) -> int:
+    return sum(q for q, _ in s.chunks) + s.batch
 
 
 def _meet(a: Shape, b: Shape) -> bool:

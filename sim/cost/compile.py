@@ -21,6 +21,7 @@ from sim.cost.operators import decode_shape, prefill_shape
 from sim.cost.prices import UNBOUNDED, Prices
 from sim.cost.shapes import Floats, Ints, Shape
 from sim.cost.spec import ROW_TILE
+from sim.cost.warming import warming_tables
 from sim.errors import SimctlError
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         noise=np.ones(1),
         **_mixed(key, limits, SERIAL, 16),
         **coverage(cost, limits),
+        **warming_tables(cost, limits.max_tokens),
     )
 
 
@@ -239,7 +241,7 @@ def _linear_tables(cost: ProfiledCost, limits: Limits, sms: int) -> tuple[Floats
     rows = grid_tokens(np.arange(limits.max_seqs + 1))
     head_grid = np.unique(rows)[1:]
     head = cost.linear("sequences", head_grid, sms)
-    factor = cost.chunked_factor(grid, sms)
+    factor = cost.linear_factor(grid, sms)
     gaps = cost.model.layers * cost.gap_s(grid, sms)
     between, gather = cost.collective("tokens", grid, sms), cost.collective("sequences", head_grid, sms)
     return (

@@ -8,7 +8,10 @@ tables are made (`sim.cost.compile`).
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
+
+import numpy as np
 
 from sim.columns import Columns, columns
 
@@ -47,6 +50,9 @@ class Prices(Columns):
       keys k of the chunk's queries, b decodes and mean context c, linear between the knots `mix_k_knot`, `mix_b_knot`,
       `mix_c_knot` (inverse widths `_inv`; knot below by `_at` of k >> 6, b and c >> 6), flat in that order.
       `mix_chunks`: chunks that the kernel takes at once; `mix_reason`: why it never runs (`sim.cost.fallbacks`), or 0.
+    - the clock's heat (`sim.engine.heat`), of the whole GPU where `heat_on` is 1: a pass of m tokens with prompts takes
+      `heat_slope[m]` of its seconds more for each unit of heat beyond `heat_target[m]`, where it lets the heat settle;
+      decode steps take `heat_decode` more for each unit. `heat_rate`: 1 / time constant in seconds.
     - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
     """
 
@@ -108,3 +114,8 @@ class Prices(Columns):
     cover_history: int = UNBOUNDED
     cover_batch: int = UNBOUNDED
     cover_context: int = UNBOUNDED
+    heat_on: int = 0
+    heat_rate: float = 0.0
+    heat_decode: float = 0.0
+    heat_slope: Any = field(default_factory=lambda: np.zeros(1))
+    heat_target: Any = field(default_factory=lambda: np.zeros(1))

@@ -27,7 +27,10 @@ from sim.cost.step import (
     step_s,
 )
 from sim.engine.cohort import fail, preempt
+from sim.engine.heat import heat_factor, pass_heat
 from sim.engine.layout import (
+    AHEAD_DRAW,
+    AHEAD_HEAT,
     BLOCK,
     BURST,
     BURST_CAP,
@@ -40,6 +43,7 @@ from sim.engine.layout import (
     DECODE_ALL,
     DECODE_KV,
     DENSE_TOKENS,
+    DRAW,
     E_BLOCKS,
     E_TABLE,
     EAGER_LAUNCHES,
@@ -52,6 +56,8 @@ from sim.engine.layout import (
     GUARD,
     HANDED_BLOCKS,
     HEAD_ROWS,
+    HEAT,
+    HEAT_AT,
     HOST_BOUND_S,
     IN_CHUNKS,
     IN_DECODE,
@@ -64,10 +70,14 @@ from sim.engine.layout import (
     KV_BLOCK_S,
     LOG_CAP,
     LOG_STEPS,
+    METER_CAP,
+    METER_DUE,
+    METER_END,
     MODEL_LAYERS,
     N_CHUNKS,
     N_DONE,
     N_LOG,
+    N_METER,
     N_PREEMPT,
     N_READY,
     N_RUN,
@@ -86,6 +96,7 @@ from sim.engine.layout import (
     WAITING,
     WHOLE_GPU,
 )
+from sim.engine.meter import read_after, read_before
 from sim.engine.queues import push_waiting
 from sim.engine.ragged import measure_overhang
 from sim.engine.sm_time import count_step
@@ -113,7 +124,7 @@ def begin(q: Any, r: Any, p: Any, limit: float) -> bool:
                 return False
         elif coming and arrival <= r.fv[NOW] and arrival < limit:
             _take_inbox(q, r, p)
-        elif iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
+        elif max(iv[N_LOG], iv[N_DONE], iv[N_STEPLOG]) >= LOG_CAP or iv[N_METER] >= METER_CAP:
             return False
         elif iv[N_WAIT] + iv[N_RUN] > 0 and r.fv[NOW] < limit:
             return True
@@ -178,11 +189,14 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     chunks, tokens = iv[IN_CHUNKS], iv[IN_TOKENS]
     context = iv[CONTEXT] + batch if batch > 0 else 0
     gpu_s, host_s = r.step_gpu_s[n], fv[IN_HOST_S]
+    metered = end >= fv[METER_DUE]
+    if metered:
+        read_before(r, start)
     if batch > 0:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]
     if chunks == 0:
-        attention = _decodes_sm(r, p, batch, context)
-        sm_s = fv[IN_SM_S] + attention
+        attention = _decodes_sm(r, p, batch, context) * r.step_hot[n]
+        sm_s = fv[IN_SM_S] * r.step_hot[n] + attention
         iv[GRAPH_LAUNCHES] += 1
     else:
         sm_s, attention = r.step_sm_s[n], r.step_attention_sm_s[n]
@@ -211,7 +225,11 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
         iv[PAIRS] += size * keys - size * (size - 1) // 2
         iv[PREFILL_KV] += keys
         commit_chunk(q, r, i, size, end)
+    if metered:
+        read_after(r, end)
+    fv[METER_END] = end
     fv[STEP_START] = end
+    fv[HEAT], fv[DRAW], fv[HEAT_AT] = r.step_heat[n], r.step_draw[n], end
     iv[COMMITTED] = n + 1
 
 
@@ -232,8 +250,8 @@ def count_in_flight(q: Any, r: Any, p: Any, now: float) -> None:
     end, gpu_s = r.ends[n], r.step_gpu_s[n]
     batch = iv[COHORT] if iv[IN_DECODE] == 1 else 0
     if iv[IN_CHUNKS] == 0:
-        attention = _decodes_sm(r, p, batch, iv[CONTEXT] + batch)
-        sm_s = fv[IN_SM_S] + attention
+        attention = _decodes_sm(r, p, batch, iv[CONTEXT] + batch) * r.step_hot[n]
+        sm_s = fv[IN_SM_S] * r.step_hot[n] + attention
     else:
         sm_s, attention = r.step_sm_s[n], r.step_attention_sm_s[n]
     held, host = iv[SMS] * (end - start), iv[SMS] * max(0.0, end - start - gpu_s)
@@ -309,11 +327,17 @@ def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_a
     host_s, gap_s = p.host_eager_s[rows], p.gap_eager_s[rows]
     r.fv[IN_HOST_S] = host_s
     iv[IN_FALLBACK] = fallback_code(p, iv[IN_CHUNKS]) if batch > 0 and p.mix_on == 1 else 0
+    _rest(r, p, now)
     end, n, done = now, 0, 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
         _price_chunked(q, r, p, n, done, batch, context)
-        end += step_s(p, r.step_gpu_s[n], host_s, gap_s, iv[ITERATIONS] + n)
+        if p.heat_on == 1:
+            _heat_chunked(r, p, n, iv[IN_TOKENS] + batch)
+        seconds = step_s(p, r.step_gpu_s[n], host_s, gap_s, iv[ITERATIONS] + n)
+        end += seconds
+        if p.heat_on == 1:
+            _heat_on(r, p, n, p.heat_target[iv[IN_TOKENS] + batch], seconds)
         r.ends[n] = end
         n += 1
         if n >= steps or end >= look_ahead:
@@ -323,6 +347,32 @@ def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_a
         context += batch
         done += iv[IN_TOKENS]
     iv[BURST] = n
+
+
+@jit
+def _rest(r: Any, p: Any, now: float) -> None:
+    """The heat that the launch finds, with nothing run since the last step."""
+    fv = r.fv
+    fv[AHEAD_HEAT], fv[AHEAD_DRAW] = fv[HEAT], fv[DRAW]
+    if p.heat_on == 1 and now > fv[HEAT_AT]:
+        pass_heat(fv, AHEAD_HEAT, 0.0, (now - fv[HEAT_AT]) * p.heat_rate)
+
+
+@jit
+def _heat_on(r: Any, p: Any, n: int, target: float, seconds: float) -> None:
+    """The heat behind step n, which settles it at `target`."""
+    pass_heat(r.fv, AHEAD_HEAT, target, seconds * p.heat_rate)
+    r.step_heat[n], r.step_draw[n] = r.fv[AHEAD_HEAT], r.fv[AHEAD_DRAW]
+
+
+@jit
+def _heat_chunked(r: Any, p: Any, n: int, tokens: int) -> None:
+    """Step n of the launch at the clock that it finds."""
+    slope, target, fv = p.heat_slope[tokens], p.heat_target[tokens], r.fv
+    factor = heat_factor(p, slope, fv[AHEAD_HEAT], fv[AHEAD_DRAW], target, r.step_gpu_s[n])
+    r.step_gpu_s[n] *= factor
+    r.step_sm_s[n] *= factor
+    r.step_attention_sm_s[n] *= factor
 
 
 @jit
@@ -366,11 +416,18 @@ def _price_decodes(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: f
     over_s = overhang_s(p, WHOLE_GPU, batch, iv[OVERHANG])
     r.fv[IN_SM_S] = dense_sm(p, WHOLE_GPU, batch, True) + head_sm(p, WHOLE_GPU, batch)
     r.fv[IN_HOST_S] = host_s
+    _rest(r, p, now)
     end, n = now, 0
     while True:
         free -= r.block_phase[(step + n) % iv[BLOCK]]
         gpu_s = fixed_s + (decode_attention_s(p, WHOLE_GPU, batch, context) + over_s)
-        end += step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
+        if p.heat_on == 1:
+            r.step_hot[n] = heat_factor(p, p.heat_decode, r.fv[AHEAD_HEAT], r.fv[AHEAD_DRAW], 0.0, gpu_s)
+            gpu_s *= r.step_hot[n]
+        seconds = step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
+        end += seconds
+        if p.heat_on == 1:
+            _heat_on(r, p, n, 0.0, seconds)
         r.step_gpu_s[n] = gpu_s
         r.ends[n] = end
         n += 1

@@ -17,6 +17,7 @@ from typing import Any
 
 from sim.cost.pairs import pair_factor
 from sim.engine.cohort import preempt
+from sim.engine.heat import lanes_target, settle_heat
 from sim.engine.launches import (
     check_lanes,
     end_chain,
@@ -87,10 +88,14 @@ from sim.engine.layout import (
     LENDING,
     LOG_CAP,
     LOG_STEPS,
+    METER_CAP,
+    METER_DUE,
+    METER_END,
     MIXED_ITEM,
     MODEL_LAYERS,
     N_DONE,
     N_LOG,
+    N_METER,
     N_PREEMPT,
     N_READY,
     N_RUN,
@@ -108,6 +113,7 @@ from sim.engine.layout import (
     UNPOLLED,
     WAITING,
 )
+from sim.engine.meter import read_idle_lanes, read_lanes
 from sim.engine.queues import push_waiting
 from sim.engine.sm_time import add_launch, split_launch
 from sim.engine.steps import commit_chunk, commit_decode, log_step
@@ -184,7 +190,7 @@ def begin_lanes(q: Any, r: Any, x: Any, limit: float) -> bool:
             i = r.inbox[iv[INBOX_NEXT]]
             iv[INBOX_NEXT] += 1
             accept_lanes(q, r, x, i, arrival)
-        elif iv[N_LOG] >= LOG_CAP or iv[N_DONE] >= LOG_CAP or iv[N_STEPLOG] >= LOG_CAP:
+        elif max(iv[N_LOG], iv[N_DONE], iv[N_STEPLOG]) >= LOG_CAP or iv[N_METER] >= METER_CAP:
             return False
         elif iv[DUE] == 1 and iv[N_WAIT] + iv[N_RUN] > 0 and fv[NOW] < limit:
             return True
@@ -265,11 +271,16 @@ def commit_lanes(q: Any, r: Any, x: Any, end: float) -> None:
     """Commit what ends at `end`, the prefill lane first. A decision is due where a lane becomes idle."""
     end = max(end, r.fv[NOW])  # a change of rates may round an end to just before now
     _move_to(r, end)
+    if end >= r.fv[METER_DUE]:
+        read_lanes(q, r, end)
+    r.fv[METER_END] = end
+    settle_heat(r, end)
     for lane in range(2):
         if lane_end(r, lane) <= end:
             _commit_lane(q, r, lane, end)
             if lane_idle(r, lane):
                 r.iv[DUE] = 1
+    lanes_target(r)
     _set_rates(r, x)
 
 
@@ -444,6 +455,8 @@ def execute_lanes(q: Any, r: Any, a: Any, p: Any, x: Any) -> bool:
     iv = r.iv
     iv[DECISIONS] += 1
     iv[DUE] = 0
+    if r.fv[NOW] >= r.fv[METER_DUE] and lane_idle(r, PREFILL_LANE) and lane_idle(r, DECODE_LANE):
+        read_idle_lanes(r)
     iv[LENDING] = a.iv[LEND]
     if a.iv[P_LAYERS] > 0:
         iv[POLLED] = a.iv[P_POLL]

@@ -22,6 +22,7 @@ from sim.cost.step import (
     step_s,
 )
 from sim.engine.cohort import fail
+from sim.engine.heat import lanes_target, launch_heat, settle_heat
 from sim.engine.layout import (
     BLOCK,
     CHAIN_AT,
@@ -64,6 +65,7 @@ from sim.engine.layout import (
     LANE_GPU,
     LANE_HELD,
     LANE_HOST,
+    LANE_HOT,
     LANE_INTEGERS,
     LANE_KIND,
     LANE_LAYERS,
@@ -216,6 +218,11 @@ def _start(
     """
     iv, fv = r.iv, r.fv
     n, f = LANES + lane * LANE_INTEGERS, LANES_F + lane * LANE_FLOATS
+    hot = 1.0
+    if p.heat_on == 1:
+        settle_heat(r, fv[NOW])
+        hot = launch_heat(r, p, lane, part, gpu_s)
+        gpu_s, sm_s, att = gpu_s * hot, sm_s * hot, att * hot
     delay = 1e-9 * (a.iv[P_DELAY_NS] if lane == PREFILL_LANE else a.iv[D_DELAY_NS])
     solo = step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + lane) + delay
     moved = iv[n + LANE_PART] >= 0 and iv[n + LANE_PART] != part
@@ -226,6 +233,8 @@ def _start(
     start_item(r, lane, solo + switch, gpu_s, max(0.0, host_s - gpu_s) + delay, sm_s, att)
     fv[f + LANE_SWITCH] = switch
     fv[f + LANE_FASTER] = 1.0
+    fv[f + LANE_HOT] = hot
+    lanes_target(r)
 
 
 @jit
@@ -414,11 +423,12 @@ def _price_ahead(r: Any, p: Any, k: int, part: int, batch: int, context: int) ->
     """Step k of those launched at once; the host has launched it while an earlier one ran."""
     at = (k - 1) * CHAIN_WIDTH
     over_sm = overhang_sm(p, part, batch, r.iv[OVERHANG])
-    gpu_s = decode_pass_s(p, part, batch, context) + overhang_s(p, part, batch, r.iv[OVERHANG])
+    hot = r.fv[LANES_F + DECODE_LANE * LANE_FLOATS + LANE_HOT]
+    gpu_s = (decode_pass_s(p, part, batch, context) + overhang_s(p, part, batch, r.iv[OVERHANG])) * hot
     r.chain[at] = step_s(p, gpu_s, 0.0, 0.0, r.iv[ITERATIONS] + DECODE_LANE + k)
     r.chain[at + 1] = gpu_s
-    r.chain[at + 2] = decode_pass_sm(p, part, batch, context) + over_sm
-    r.chain[at + 3] = decode_attention_sm(p, part, batch, context) + over_sm
+    r.chain[at + 2] = (decode_pass_sm(p, part, batch, context) + over_sm) * hot
+    r.chain[at + 3] = (decode_attention_sm(p, part, batch, context) + over_sm) * hot
 
 
 @jit

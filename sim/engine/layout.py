@@ -56,7 +56,8 @@ LANES = FAST_PATHS + 1 + MOST_FALLBACKS  # first of the lanes' own fields
 LANE_BUSY, LANE_KIND, LANE_PART, LANE_LAYERS, LANE_BATCH, LANE_CONTEXT = 0, 1, 2, 3, 4, 5
 LANE_TOKENS, LANE_CHUNKS, LANE_REASON, LANE_COMMITS = 6, 7, 8, 9
 LANE_INTEGERS = 10
-INTEGERS = LANES + 2 * LANE_INTEGERS
+N_METER = LANES + 2 * LANE_INTEGERS  # readings of the meter (`sim.engine.meter`) since last drained
+INTEGERS = N_METER + 1
 
 BY_ADMISSION, BY_ARRIVAL = 0, 1
 LEAVES, STAYS = 1, 2
@@ -78,15 +79,21 @@ LAUNCH_SM = 22
 IDLE_LANE_SM_S = 30
 DECISION_S = 31  # what deciding has cost by the policy's own model of it
 HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 32, 33, 34  # integrals of HANDED_OVER and HANDED_BLOCKS over time
+# `sim.engine.heat`: heat of the clock, the draw that it follows, and when; of two lanes where they go, and how fast
+HEAT, DRAW, HEAT_AT, HEAT_TARGET, HEAT_RATE = 35, 36, 37, 38, 39
 LINK_LOST_S = 40  # what KV transfers beside it have cost the replica's compute, not yet charged to a step
-LANES_F = 41
+AHEAD_HEAT, AHEAD_DRAW = 41, 42  # heat and draw at the step that is being priced, while a burst is
+LANES_F = 43
 # see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
 LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
 LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8
 LANE_SWITCH, LANE_ATTENTION, LANE_CLASH, LANE_CLASHED, LANE_LENDS, LANE_LENT = 9, 10, 11, 12, 13, 14
 LANE_FASTER, LANE_TOOK, LANE_BESIDE = 15, 16, 17
-LANE_FLOATS = 18
-FLOATS = LANES_F + 2 * LANE_FLOATS
+LANE_WARMS, LANE_HOT = 18, 19  # where a prefill item lets the heat settle; factor of the heat on the launch
+LANE_FLOATS = 20
+METER_DUE = LANES_F + 2 * LANE_FLOATS  # when the next reading is due; end of the last launch
+METER_END = METER_DUE + 1
+FLOATS = METER_DUE + 2
 
 WHOLE_GPU = 0  # the price partition of all SMs
 PREFILL_LANE, DECODE_LANE = 0, 1
@@ -109,6 +116,18 @@ PLAN_INTEGERS = 21
 MANY = 1 << 40  # `repeat_for` without a bound of its own
 BURST_CAP = 512
 LOG_CAP = 1 << 15
+METER_CAP = 1 << 12
+METER_FIELDS = (
+    "time_s",
+    "gpu_s",
+    "launches",
+    "dense_tokens",
+    "head_rows",
+    "prefill_pairs",
+    "prefill_kv_tokens",
+    "decode_kv_tokens",
+)
+METER_WIDTH = len(METER_FIELDS)
 POLICY_SLOTS = 128
 LEADERS = 32  # longest contexts of the cohort that are kept in order
 CHAIN_CAP, CHAIN_WIDTH = 64, 4  # decode steps launched ahead: seconds, of the GPU; SM-seconds, of attention
@@ -185,11 +204,15 @@ class Replica(Columns):
     step_gpu_s: Any  # and their GPU seconds; with chunks also SM-seconds in all, and of decode attention
     step_sm_s: Any
     step_attention_sm_s: Any
+    step_hot: Any  # factors of the heat on these seconds; heat and draw at the end of each
+    step_heat: Any
+    step_draw: Any
     log_gap: Any
     log_count: Any
     log_end: Any
     done: Any  # finished since last drained
     steplog: Any  # flat rows of STEP_FIELDS numbers
+    meter: Any  # flat rows of METER_FIELDS: running sums of work
     inbox: Any  # requests known to arrive here, by arrival; the loop takes them by itself
     policy_i: Any  # the policy's own state
     policy_f: Any
@@ -338,11 +361,15 @@ def make_replica(
         step_gpu_s=_floats(BURST_CAP),
         step_sm_s=_floats(BURST_CAP),
         step_attention_sm_s=_floats(BURST_CAP),
+        step_hot=_floats(BURST_CAP, 1.0),
+        step_heat=_floats(BURST_CAP),
+        step_draw=_floats(BURST_CAP),
         log_gap=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         done=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         steplog=_floats((LOG_CAP + BURST_CAP) * STEP_WIDTH if record_steps else 1),
+        meter=_floats((METER_CAP + 4 * BURST_CAP) * METER_WIDTH),
         inbox=array(inbox, np.int64),
         policy_i=_ints(policy_slots),
         policy_f=_floats(policy_slots),
