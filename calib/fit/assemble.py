@@ -18,6 +18,7 @@ from sim.cost.profiled import ProfiledCost
 DEFAULTS = {
     "prefill_attention": ("prefill_attention/fa3", "prefill_attention/fa2", "prefill_attention/sdpa"),
     "sampling": ("sampling/greedy", "sampling/random"),
+    "routing": ("routing/permute",),  # the weighted sum back moves rows likewise, in one kernel of an engine
 }
 
 

@@ -202,6 +202,9 @@ def coverage(points: Points) -> str:
     parts = [f"{name} {v.min():g}-{v.max():g}" for name, v in points.features.items()]
     if points.kind == "gemm":
         parts.append("(n, k) " + ", ".join(f"{key[0]}x{key[1]}" for key in points.groups()))
+    elif points.kind == "experts":
+        shapes = (f"{n}x{k} of {experts}, {chosen} a token" for n, k, experts, chosen, _ in points.groups())
+        parts.append("experts of (n, k) " + ", ".join(shapes))
     elif points.kind != "elementwise":
         key = points.keys[0]
         parts.append(f"{key[0]} query and {key[1]} KV heads of {key[2]}")
@@ -305,8 +308,7 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
             if key in record:
                 operators[operator][key] = {n: _plain(summary) for n, summary in record[key].items()}
         if "other_models" in record:
-            parts = ("without", "random")
-            operators[operator]["other_models"] = {n: _plain(record["other_models"][n]) for n in parts}
+            operators[operator]["other_models"] = _of_others(record["other_models"])
     steps = {
         kind: {n: _plain(s) for n, s in entry["errors"].items()}
         for kind, entry in built.errors["steps"].items()
@@ -322,6 +324,19 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "random_shapes": _plain_tree(held),
     }
+
+
+def _of_others(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Errors on other models' shapes, of all and (median, p95) of each, and which got a residual of their own."""
+    parts = ("without", "random", "unseen")
+    found: dict[str, Any] = {n: _plain(record[n]) for n in parts if n in record}
+    found["each"] = {
+        name: {n: [summary["median"], summary["p95"]] for n, summary in one.items()}
+        for name, one in record["each"].items()
+    }
+    if "refitted" in record:
+        found["refitted"] = list(record["refitted"])
+    return found
 
 
 def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from calib.fit.operators import pooled, recheck
 from calib.fit.points import Points
 from calib.fit.power import fit_power
 from calib.fit.scoring import score_random
-from calib.fit.shapes import other_points, with_shapes, without_shapes
+from calib.fit.shapes import with_shapes, without_shapes
 from calib.fit.skew import ragged
-from calib.fit.solo import read_points
+from calib.fit.solo import all_points
 from calib.fit.surface import Smoothness
-from sim.cost.gpu import load_gpu
+from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve
 from sim.cost.profile import load_folder, read_yaml
 from sim.errors import SimctlError
@@ -56,14 +56,16 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     about = data.get("about") or {}
     profile = load_folder(folder, gpu)
     curves = loaded_curves(profile)
-    findings, others = [_frozen(folder, about)], other_points(folder, gpu)
-    for operator, points in read_points(folder, gpu).items():
+    findings = [_frozen(folder, about)]
+    known, others = all_points(folder, gpu)
+    for operator, points in known.items():
         record = stated["operators"].get(operator)
         if record is not None:
             tick(operator)
             found = recheck(evened(points), gpu, recipe_of(record))
             findings += compare(operator, record["errors"][record["method"]], found)
-            findings += _others(operator, record, curves[operator], others.get(operator))
+            curve = curves[operator]
+            findings += _others(operator, record, curve, others.get(operator), points, gpu)
     tick("whole steps")
     _, of_steps, _ = fit_steps(folder, gpu, about["model"], curves)
     findings += compare("steps", stated["steps"], of_steps)
@@ -84,12 +86,17 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
 
 
 def _others(
-    operator: str, record: Mapping[str, Any], curve: MeasuredCurve, points: Points | None
+    operator: str,
+    record: Mapping[str, Any],
+    curve: MeasuredCurve,
+    points: Points | None,
+    own: Points,
+    gpu: GpuSpec,
 ) -> list[Finding]:
     """Comparisons of the errors on other models' shapes."""
     if "other_models" not in record:
         return []
-    _, found = with_shapes(without_shapes(curve, record["other_models"]), points)
+    _, found = with_shapes(without_shapes(curve, record["other_models"]), points, own, gpu)
     return compare(f"{operator}, other models", record["other_models"], found)
 
 

@@ -11,6 +11,7 @@ from calib.fit.points import Floats, Mask, Points
 from sim.cost.measured import FEATURES
 
 SHORT_S = 20e-6
+SD_OF_ABSOLUTE_MEDIAN = 1.4826
 FOLDS = 5
 FRONTIER = 0.2
 # what each kind of fold asks
@@ -65,6 +66,12 @@ def errors(predicted: Floats, measured: Floats) -> dict[str, Any]:
         found["under_20us"] = _summary(predicted[short], measured[short])
         found["over_20us"] = _summary(predicted[~short], measured[~short])
     return found
+
+
+def robust_sd(values: Floats) -> float:
+    """Sd of log errors with heavy tails: half way between the median's and the 90th percentile's normal equivalent."""
+    size = np.abs(values)
+    return float(0.5 * (SD_OF_ABSOLUTE_MEDIAN * np.median(size) + np.percentile(size, 90) / 1.645))
 
 
 def _summary(predicted: Floats, measured: Floats) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from calib.fit.robust import Bound, Fitted, fit
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import Form as FormCurve
 from sim.cost.measured import form_of
+from sim.cost.shapes import Gemm
 
 MOST_POINTS = 700  # of a fit of a handful of parameters; more would only cost time
 
@@ -28,6 +29,12 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "efficiency": Bound(0.1, 1.0, 0.83),
         "wave_s": Bound(1e-8, 1e-5, 2e-7, 0.0),
         "overlap_p": Bound(1.0, 20.0, 6.0),
+    },
+    "experts": {
+        **COMMON,
+        "efficiency": Bound(0.1, 1.0, 0.83),
+        "wave_s": Bound(1e-8, 2e-5, 2e-6, 0.0),
+        "overlap_p": Bound(1.0, 20.0, 4.0),
     },
     "prefill": {
         **COMMON,
@@ -98,6 +105,11 @@ class Form:
 
 def form_seconds(curve: FormCurve, points: Points) -> Floats:
     """What the form says for each point, at the clock of the point."""
+    if points.kind == "gemm" and len({key[2] for key in points.keys}) == 1:
+        # one call for all sizes: the form broadcasts over n and k
+        n, k = (np.array([key[i] for key in points.keys], dtype=np.int64) for i in (0, 1))
+        shape = Gemm(points.features["m"].astype(np.int64), n, k, points.keys[0][2])  # type: ignore[arg-type]
+        return np.asarray(curve.timing(shape, points.sms, points.clock).seconds)  # type: ignore[arg-type]
     found = np.zeros(len(points))
     for key, mask in points.groups().items():
         part = points.take(mask)

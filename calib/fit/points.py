@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from calib.models import MODELS
+from calib.kernels.experts import DEALT, rows_of
+from calib.models import EXPERTS, MODELS
 from calib.rows import read_table
 from sim.cost.gpu import GpuSpec
 from sim.cost.measured import FEATURES, Key
 from sim.cost.model import ModelSpec, load_model
-from sim.cost.operators import effective_longest, linear_operators
-from sim.cost.shapes import DecodeAttention, Elementwise, Gemm, PrefillAttention, Shape
+from sim.cost.operators import PICK_BYTES, effective_longest, linear_operators
+from sim.cost.shapes import DecodeAttention, Elementwise, Experts, Gemm, PrefillAttention, Shape
 from sim.errors import SimctlError
 
 Floats = NDArray[np.float64]
@@ -32,8 +33,19 @@ KINDS = {
     "activation": "elementwise",
     "kv_write": "elementwise",
     "sampling": "elementwise",
+    "moe": "experts",
+    "gemm_fp8": "gemm",
+    "routing": "elementwise",
+    "quantise": "elementwise",
 }
-DTYPE_BYTES = 2  # all that is timed but `gemm_fp8` is of 16 bits
+# sweeps whose points make the curves of operators; those of other models' shapes come on top (`calib.fit.shapes`)
+SWEEPS = (*KINDS, "experts", "fp8")
+NAMES = {"gemm_fp8": "gemm/fp8"}
+DTYPE_BYTES = 2  # all that is timed is of 16 bits where it does not say another type
+FP8 = "float8_e4m3"
+MOST_EXPERTS = 128  # columns that hold the rows of each expert
+# steps around experts that engines run as the same kernels; PyTorch's weighted sum back is several
+ROUTING = ("topk", "permute")
 # device name (as the driver says it) -> built-in GPU
 DEVICES = {
     "NVIDIA H200": "h200-sxm",
@@ -100,6 +112,10 @@ class Points:
         f = self.features
         if self.kind == "gemm":
             return Gemm(f["m"].astype(np.int64), key[0], key[1], key[2])
+        if self.kind == "experts":
+            n, k, experts, chosen, size = key
+            counts = self.extra["counts"][:, :experts].astype(np.int64)
+            return Experts(f["m"].astype(np.int64), n, k, size, experts, chosen, 0.0, counts)
         if self.kind == "elementwise":
             return Elementwise(f["rows"].astype(np.int64), key[0])
         if self.kind == "prefill":
@@ -172,7 +188,32 @@ def _variants(kind: str, rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         return [(str(name), part) for name, part in rows.groupby("attention")]
     if kind == "sampling":
         return [(str(name), part) for name, part in rows.groupby("label")]
+    if kind == "moe":
+        return [(name, part) for name, part in rows.groupby(_is_fp8(rows).map({True: "fp8", False: ""}))]
+    if kind == "routing":
+        steps = rows["label"].str.rpartition("/")[2]
+        return [(name, rows[steps == name]) for name in ROUTING if (steps == name).any()]
+    if kind == "quantise":
+        # one kernel with a given scale: engines fuse what finds the scale, PyTorch does not
+        return [("", rows[rows["label"] == "static"])]
     return [("", rows)]
+
+
+def _is_fp8(rows: pd.DataFrame) -> Any:
+    found = rows["dtype"] if "dtype" in rows.columns else pd.Series(None, rows.index, dtype=object)
+    return found == FP8
+
+
+def expert_counts(rows: pd.DataFrame) -> Floats:
+    """Rows of each expert, shape (rows, MOST_EXPERTS), as the sweeps dealt or drew them."""
+    found = np.zeros((len(rows), MOST_EXPERTS))
+    for i, row in enumerate(rows.to_dict("records")):
+        shape = EXPERTS[str(row["label"]).split("/")[0]]
+        routing = row.get("routing")
+        how = routing if isinstance(routing, str) else DEALT
+        counts = rows_of(int(row["m"]), shape.experts, shape.chosen, float(row["spread"]), how)
+        found[i, : len(counts)] = counts
+    return found
 
 
 def _points(kind: str, variant: str, rows: pd.DataFrame, gpu: GpuSpec) -> Points:
@@ -194,10 +235,12 @@ def _points(kind: str, variant: str, rows: pd.DataFrame, gpu: GpuSpec) -> Points
         features = {"batch": batch, "context": total / batch}
         extra["context_max"] = longest(rows)
     else:
-        features = {"m" if family == "gemm" else "rows": column(rows, "m")}
-    seconds = column(rows, "time_s")
+        features = {"rows" if family == "elementwise" else "m": column(rows, "m")}
+        if family == "experts":
+            extra["counts"] = expert_counts(rows)
+    seconds, name = column(rows, "time_s"), NAMES.get(kind, kind)
     return Points(
-        operator=f"{kind}/{variant}" if variant else kind,
+        operator=f"{name}/{variant}" if variant else name,
         kind=family,
         keys=tuple(_key(kind, row) for row in rows.to_dict("records")),
         features=features,
@@ -222,10 +265,23 @@ def longest(rows: pd.DataFrame) -> Floats:
 def _key(kind: str, row: Mapping[str, Any]) -> Key:
     # shards of tensor-parallel groups are calibration shapes, not models
     shard = MODELS.get(row["model"])
+    size = 1 if row.get("dtype") == FP8 else DTYPE_BYTES
     if KINDS[kind] == "gemm":
-        return (int(row["n"]), int(row["k"]), DTYPE_BYTES)
+        return (int(row["n"]), int(row["k"]), size)
+    if kind in ("moe", "routing"):
+        experts = EXPERTS[str(row["label"]).split("/")[0]]
+        if kind == "moe":
+            return (int(row["n"]), int(row["k"]), experts.experts, experts.chosen, size)
+        rows_bytes = 2 * experts.chosen * experts.hidden * DTYPE_BYTES
+        picked = experts.experts * DTYPE_BYTES + PICK_BYTES * experts.chosen
+        return (rows_bytes if str(row["label"]).endswith("/permute") else picked,)
+    if kind == "quantise":
+        return (int(row["k"]) * (DTYPE_BYTES + 1),)
     if KINDS[kind] != "elementwise" and shard is not None:
         return (shard.heads, shard.kv_heads, shard.head_dim, DTYPE_BYTES)
+    if shard is not None and kind in ("norm", "activation"):
+        widths = {"norm": 4 * shard.hidden, "activation": 3 * shard.intermediate}
+        return (widths[kind] * DTYPE_BYTES,)
     model = load_model(row["model"])
     if KINDS[kind] == "elementwise":
         return (bytes_per_row(model, kind),)

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from calib.fit.chunks import chunked_rows, fit_shared
-from calib.fit.folds import errors
+from calib.fit.folds import errors, robust_sd
 from calib.fit.methods import FittedCurve
 from calib.fit.operators import LEAST, Chosen, choose
-from calib.fit.points import KINDS, Floats, Points, operator_points, read_rows
-from calib.fit.shapes import other_points, with_shapes
+from calib.fit.points import SWEEPS, Floats, Points, merged, operator_points, read_rows
+from calib.fit.shapes import other_points, taken_apart, with_shapes
 from calib.fit.skew import fit_skew, ragged, skew_errors, with_skew
 from sim.cost.gpu import GpuSpec
 from sim.cost.profile import spec_profile
-
-SD_OF_ABSOLUTE_MEDIAN = 1.4826
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,22 @@ class Solo:
 def read_points(run: Path, gpu: GpuSpec) -> dict[str, Points]:
     """Points of every solo operator of a run, by operator."""
     found: dict[str, Points] = {}
-    for sweep in KINDS:
-        found |= operator_points(read_rows(run, sweep), gpu)
+    for sweep in SWEEPS:
+        for operator, points in operator_points(read_rows(run, sweep), gpu).items():
+            found[operator] = merged([found[operator], points]) if operator in found else points
     return found
+
+
+def all_points(run: Path, gpu: GpuSpec) -> tuple[dict[str, Points], dict[str, Points]]:
+    """(points of the calibrated model, points of other models) by operator."""
+    return taken_apart(read_points(run, gpu), other_points(run, gpu))
 
 
 def fit_solo(run: Path, gpu: GpuSpec, tick: Callable[[str], None] = lambda text: None) -> dict[str, Solo]:
     """Curves of all operators with enough points."""
-    fitted, others = {}, other_points(run, gpu)
-    for operator, points in read_points(run, gpu).items():
+    fitted: dict[str, Solo] = {}
+    found, others = all_points(run, gpu)
+    for operator, points in found.items():
         if len(points) >= LEAST or (len(points) >= LEAST // 2 and points.kind == "elementwise"):
             tick(f"{operator}: {len(points)} points")
             fitted[operator] = fit_one(run, gpu, points, others.get(operator))
@@ -67,7 +72,8 @@ def fit_one(run: Path, gpu: GpuSpec, points: Points, others: Points | None = Non
         if len(launches) >= 4:
             fitted, record["several_chunks"] = fit_shared(launches, fitted, even, gpu)
     sigma, off = spreads(chosen.log_errors)
-    curve, of_others = with_shapes(replace(fitted.curve, sigma=sigma, sigma_off=off), others)
+    spread = replace(fitted.curve, sigma=sigma, sigma_off=off)
+    curve, of_others = with_shapes(spread, others, points, gpu)
     if of_others:
         record["other_models"] = of_others
     return Solo(points, FittedCurve(curve, fitted.form), record)
@@ -76,13 +82,8 @@ def fit_one(run: Path, gpu: GpuSpec, points: Points, others: Points | None = Non
 def spreads(logs: Mapping[str, Floats]) -> tuple[float, float]:
     """Robust sd of the held-out log errors inside coverage (random fifths) and outside (frontier, other shapes)."""
 
-    def sd(values: Floats) -> float:
-        # half way between the quartiles' and the 90th percentile's normal equivalent: the tails are heavy
-        size = np.abs(values)
-        return float(0.5 * (SD_OF_ABSOLUTE_MEDIAN * np.median(size) + np.percentile(size, 90) / 1.645))
-
-    inside = sd(logs["random"]) if len(logs.get("random", [])) else 0.0
-    outside = [sd(logs[kind]) for kind in ("frontier", "shapes") if len(logs.get(kind, []))]
+    inside = robust_sd(logs["random"]) if len(logs.get("random", [])) else 0.0
+    outside = [robust_sd(logs[kind]) for kind in ("frontier", "shapes") if len(logs.get(kind, []))]
     return inside, max([inside, *outside])
 
 

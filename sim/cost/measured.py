@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,8 @@ class MeasuredCurve:
     constants. `shared_s`: what a chunk after the first costs less in a launch of several. `skew`: nanoseconds for each
     token by which the longest context exceeds the mean, over batch and SMs: a batch too large to split its
     sequences (`splits_up_to`) waits for the longest. `sigma`: sd of the log error on held-out points, `sigma_off`
-    off coverage.
+    off coverage. `other`: the curve of constants that have no table here; the `pooled` residual of such a one may lie
+    over n and k too.
     """
 
     form: Form
@@ -112,14 +113,20 @@ class MeasuredCurve:
     sigma: float = 0.0
     sigma_off: float = 0.0
     other_label: str = ""
+    other: MeasuredCurve | None = None
+
+    def table_of(self, shape: Shape) -> Grid | None:
+        """The table of a shape's constants, here or of other models."""
+        found = self.tables.get(constants(shape))
+        return found if found is not None or self.other is None else self.other.table_of(shape)
 
     def label_for(self, shape: Shape) -> str:
         """The label, or that of an extrapolation where the shape's constants were not measured."""
-        return self.label if constants(shape) in self.tables else self.other_label or self.label
+        return self.label if self.table_of(shape) is not None else self.other_label or self.label
 
     def covered(self, shape: Shape, sms: int) -> bool:
         """Were these constants measured, and does every element lie within the measured range of each axis?"""
-        table = self.tables.get(constants(shape))
+        table = self.table_of(shape)
         return table is not None and table.holds((*features(shape), sms))
 
     def fixed_s(self, shape: Shape) -> float:
@@ -128,10 +135,14 @@ class MeasuredCurve:
 
     def spread(self, shape: Shape, sms: int) -> float:
         """Relative standard error of the curve at a shape."""
+        if self.other is not None and constants(shape) not in self.tables:
+            return self.other.spread(shape, sms)
         return self.sigma if self.covered(shape, sms) else max(self.sigma, self.sigma_off)
 
     def timing(self, shape: Shape, sms: int, clock: float = 1.0) -> Timing:
         """Seconds and SM-seconds of one call per array element; see `Curve.timing`."""
+        if self.other is not None and constants(shape) not in self.tables:
+            return self.other.timing(shape, sms, clock)
         shape = self._on_stairs(self._clipped(shape))
         base = self.form.timing(shape, sms, clock)
         table = self.tables.get(constants(shape))
@@ -141,14 +152,32 @@ class MeasuredCurve:
             same = np.ndim(clock) == 0 and clock == 1.0
             seconds = own if same else own * base.seconds / self.form.timing(shape, sms).seconds
         else:
-            table = table or self.pooled
-            factor = 1.0 if table is None else np.exp(table.at((*features(shape), sms)))
-            seconds = base.seconds * factor
+            seconds = base.seconds * np.exp(self._residual(table, shape, sms))
         active = np.minimum(base.sm_s / (base.seconds * sms), 1.0)
         tail = self._skewed(shape, sms)
         # of the sequences that outlast the rest one is left for most of the time, with a CTA a KV head
         few = np.minimum(shape.kv_heads, sms) if isinstance(shape, DecodeAttention) else 0
         return Timing(seconds=seconds + tail, sm_s=active * seconds * sms + tail * few)
+
+    def _residual(self, table: Grid | None, shape: Shape, sms: int) -> Floats | float:
+        """Log residual of the form: of the shape's own table, else of all measured ones, else none.
+
+        A table of one SM count changes with the SMs as the others do.
+        """
+        if table is None:
+            return self.shared(shape, sms)
+        own, knots = table.at((*features(shape), sms)), table.axes[-1].knots
+        if len(knots) > 1:
+            return own
+        return own + self.shared(shape, sms) - self.shared(shape, int(knots[0]))
+
+    def shared(self, shape: Shape, sms: Any) -> Floats | float:
+        """Log residual that all measured constants share."""
+        if self.pooled is None:
+            return 0.0
+        wide = isinstance(shape, Gemm) and len(self.pooled.axes) == 4
+        at = (*features(shape), shape.n, shape.k) if wide and isinstance(shape, Gemm) else features(shape)
+        return self.pooled.at((*at, sms))
 
     def _clipped(self, shape: Shape) -> Shape:
         """The shape, or the nearest measured one where the curve is to answer as at the edge of its coverage."""
@@ -276,6 +305,11 @@ def curve_from_data(
             sigma=data.get("sigma", 0.0),
             sigma_off=data.get("sigma_off", 0.0),
             other_label=other,
+            other=(
+                curve_from_data(data["other"], gpu, label, coverage, extrapolation, f"{where}, other")
+                if data.get("other")
+                else None
+            ),
         )
     except KeyError as error:
         raise SimctlError(f"{where}: key {error} is missing.") from error
@@ -301,4 +335,6 @@ def curve_data(curve: MeasuredCurve, terms: Mapping[str, float]) -> dict[str, An
         found["shared_s"] = float(f"{curve.shared_s:.6g}")
     if curve.skew is not None:
         found["skew"] = curve.skew.as_data()
+    if curve.other is not None:
+        found["other"] = curve_data(curve.other, asdict(curve.other.form.terms))
     return found

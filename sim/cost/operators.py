@@ -213,7 +213,7 @@ def hbm_bytes(shape: Shape) -> Floats:
     """Bytes that one call moves at least: weights, activations in and out, keys and values once."""
     if isinstance(shape, Gemm | Experts):
         m, s = gemm_rows(shape), shape.dtype_bytes
-        weights = expert_bytes(shape) if isinstance(shape, Experts) else float(s * shape.n * shape.k)
+        weights = expert_bytes(shape) if isinstance(shape, Experts) else 1.0 * s * shape.n * shape.k
         return s * m * shape.k + max(s, 2) * m * shape.n + weights
     if isinstance(shape, Elementwise):
         return np.asarray(shape.rows, dtype=np.float64) * shape.bytes_per_row

@@ -43,7 +43,7 @@ GEMM_TILES = (
 )
 GEMM_SPLITS = (1, 2, 4, 8)
 # one kernel for all experts, whose CTAs take tile after tile: no whole waves
-GROUPED_TILE = (128, 256)
+GROUPED_TILE = (128, 128)
 DECODE_SPLITS = (1, 2, 4, 8, 16, 32)
 ROW_TILE = 128  # query rows of one attention CTA, the heads of a KV group packed
 KEY_TILE = 128

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calib.fit.activity import activity_rows
-from calib.fit.points import operator_points
+from calib.fit.points import merged, operator_points
 from calib.fit.shapes import answers, clause, other_points, with_shapes, without_shapes
 from calib.rows import frame, row, write_table
 from sim.cost.gpu import load_gpu
-from sim.cost.measured import MeasuredCurve
+from sim.cost.measured import MeasuredCurve, curve_data, curve_from_data
 from sim.cost.measured_flat import FlatCurve
 from sim.cost.measured_grid import Axis, Grid
 from sim.cost.profile import builtin_folders, load_folder
@@ -31,7 +31,8 @@ def gemm() -> MeasuredCurve:
     assert isinstance(curve, MeasuredCurve)
     assert isinstance(curve.form, FlatCurve)
     own = {(6144, 4096, 2), (4096, 4096, 2), (28672, 4096, 2), (4096, 14336, 2)}
-    return replace(curve, tables={key: grid for key, grid in curve.tables.items() if key in own})
+    tables = {key: grid for key, grid in curve.tables.items() if key in own}
+    return replace(curve, tables=tables, other=None)
 
 
 def points(curve: MeasuredCurve, factor: float, n: int = 1280, k: int = 8192):
@@ -43,9 +44,13 @@ def points(curve: MeasuredCurve, factor: float, n: int = 1280, k: int = 8192):
     return operator_points(frame(made), GPU)["gemm"]
 
 
+def own_points(curve: MeasuredCurve):
+    return points(curve, 1.0, 4096, 4096)
+
+
 def test_a_constant_error_is_mended_and_nothing_else_moves(gemm):
     there = points(gemm, 1.4)
-    mended, record = with_shapes(gemm, there)
+    mended, record = with_shapes(gemm, there, own_points(gemm), GPU)
     assert record["without"]["median"] == pytest.approx(1 - 1 / 1.4, abs=1e-4)
     assert record["random"]["median"] < 0.05  # a fifth left out, the rest says it
     assert answers(mended, there) == pytest.approx(there.seconds, rel=0.02)
@@ -56,20 +61,67 @@ def test_a_constant_error_is_mended_and_nothing_else_moves(gemm):
     assert not mended.covered(Gemm(np.array([300]), 1280, 8192, 2), 64)  # measured on the whole GPU alone
     again = without_shapes(mended, record)
     assert set(again.tables) == set(gemm.tables)
-    assert clause(record) == "; on all SMs also (n, k) 1280x8192"
+    assert record["refitted"] == ["1280x8192"]
+    assert clause(record) == "; more thinly also (n, k) 1280x8192"
+
+
+def test_residuals_that_transfer_are_kept(gemm):
+    there = points(gemm, 1.0)
+    same, record = with_shapes(gemm, there, own_points(gemm), GPU)
+    assert record["refitted"] == []
+    assert same is gemm
+    assert clause(record) == ""
+    assert not same.covered(Gemm(np.array([300]), 1280, 8192, 2), 132)
+
+
+def test_a_table_of_the_whole_gpu_changes_with_the_sms_as_the_others_do(gemm):
+    mended, _ = with_shapes(gemm, points(gemm, 1.4), own_points(gemm), GPU)
+    shape = Gemm(np.array([256, 2048]), 1280, 8192, 2)
+    whole, part = (mended.timing(shape, sms).seconds / gemm.timing(shape, sms).seconds for sms in (132, 32))
+    assert part == pytest.approx(whole, rel=1e-6)
+
+
+SIZES = [(1024, 4096), (2048, 4096), (4096, 2048), (8192, 1024), (1280, 8192), (5120, 2048), (9216, 4096)]
+
+
+def test_many_sizes_get_a_form_of_their_own_that_knows_unseen_ones(gemm):
+    """Sizes whose time falls behind the calibrated model's by what they lack in tiles."""
+    parts = [points(gemm, 1.0 + 2.0 * 2**20 / (n * k), n, k) for n, k in SIZES]
+    there = merged(parts)
+    mended, record = with_shapes(gemm, there, own_points(gemm), GPU)
+    assert record["unseen"]["median"] < record["without"]["median"]
+    assert record["random"]["median"] < record["without"]["median"]
+    assert mended.other is not None
+    assert dict(mended.tables) == dict(gemm.tables)
+    own = Gemm(np.array([100, 3000]), 4096, 4096, 2)
+    assert (mended.timing(own, 132).seconds == gemm.timing(own, 132).seconds).all()
+    for n, k in SIZES:
+        assert mended.covered(Gemm(np.array([300]), n, k, 2), 132)
+    new = Gemm(np.array([300]), 3072, 4096, 2)
+    assert not mended.covered(new, 132)
+    assert mended.label_for(new) == mended.other_label
+    assert mended.spread(new, 132) >= mended.spread(own, 132)
+    data = curve_data(mended, asdict(mended.form.terms))
+    again = curve_from_data(data, GPU, "measured", "", "flag", "here")
+    for shape in (own, new, Gemm(np.array([300]), *SIZES[0], 2)):
+        assert again.timing(shape, 64).seconds == pytest.approx(mended.timing(shape, 64).seconds, rel=1e-3)
+    assert without_shapes(mended, record).other is None
 
 
 def test_known_constants_and_too_few_points_change_nothing(gemm):
-    assert with_shapes(gemm, points(gemm, 1.4, 4096, 4096)) == (gemm, {})
-    few = points(gemm, 1.4).take(np.arange(len(M)) < 5)
-    assert with_shapes(gemm, few) == (gemm, {})
-    assert with_shapes(gemm, None) == (gemm, {})
+    own = own_points(gemm)
+    assert with_shapes(gemm, points(gemm, 1.4, 4096, 4096), own, GPU) == (gemm, {})
+    few = points(gemm, 1.4).take(np.arange(len(M)) < 4)
+    assert with_shapes(gemm, few, own, GPU) == (gemm, {})
+    assert with_shapes(gemm, None, own, GPU) == (gemm, {})
 
 
-def test_interpolated_logs_of_time_are_left_alone(gemm):
+def test_interpolated_logs_of_time_get_times_of_their_own(gemm):
     table = Grid((Axis("m", (1.0, 4096.0)), Axis("sms", (8.0, 132.0))), np.zeros((2, 2)))
     plain = replace(gemm, method="table", tables={(1, 1, 2): table})
-    assert with_shapes(plain, points(gemm, 1.4)) == (plain, {})
+    there = points(gemm, 1.4)
+    mended, _ = with_shapes(plain, there, own_points(gemm), GPU)
+    assert answers(mended, there) == pytest.approx(there.seconds, rel=0.02)
 
 
 def test_shards_of_a_group_are_known_by_their_own_heads(tmp_path: Path):
