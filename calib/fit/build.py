@@ -30,7 +30,7 @@ from calib.fit.power import fit_power
 from calib.fit.shapes import clause
 from calib.fit.solo import Solo, fit_solo
 from calib.fit.steps import ALONE, OWN_SWEEPS, SWEEPS, Steps, read_steps
-from calib.fit.warming import fit_idle, fit_warming, read_warm, warming_errors
+from calib.fit.warming import fit_warming, read_warm, warming_errors
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
@@ -141,7 +141,7 @@ def fit_steps(
     composition, record = fit_and_score(steps, shares, layers, gpu.sms)
     runs = read_warm(folder)
     if runs is not None:
-        composition = replace(composition, warming=fit_warming(runs, fit_idle(folder)))
+        composition = replace(composition, warming=fit_warming(runs))
         record |= {"clock behind decodes": warming_errors(runs, composition.warming)}
     return *_own_terms(folder, gpu, model, curves, composition, record), repeat_sd(folder)
 
