@@ -14,13 +14,18 @@ REQUESTS = (
     *("first_token_s", "finish_s", "max_itl_s", "preemptions"),
 )
 
+# decimals of seconds: clocks, and what the host spends
+STEP_DECIMALS = dict.fromkeys(("start_s", "end_s", "gpu_s", "table_s"), 7) | dict.fromkeys(
+    ("decide_s", "plan_s", "launch_s", "read_s"), 6
+)
+
 
 def write_case(
     folder: Path, name: str, facts: dict[str, Any], steps: pd.DataFrame, requests: pd.DataFrame
 ) -> None:
     """Write NAME.steps.csv.gz, NAME.requests.csv.gz and, last, NAME.json, which says that the case is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_table(folder / f"{name}.steps.csv.gz", steps)
+    _write_table(folder / f"{name}.steps.csv.gz", steps.round(STEP_DECIMALS))
     _write_table(folder / f"{name}.requests.csv.gz", requests[[c for c in REQUESTS if c in requests.columns]])
     part = folder / f"{name}.json.part"
     part.write_text(json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
