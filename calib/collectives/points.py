@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calib.analytic import expected_s
@@ -16,6 +17,7 @@ from calib.collectives.rank import Here, reason_of
 from calib.collectives.shard import ShardStep, share_norms
 from calib.collectives.timing import HOLD_S, Piece, calls_for, expected_collective_s, timed
 from calib.collectives.transfers import Transfer
+from calib.measure import Protocol
 from calib.models import model_shape
 
 Point = Mapping[str, Any]
@@ -25,6 +27,7 @@ OTHER_KV_BYTES = 8 << 30
 LAYERS = {"llama-3.1-8b": 8}  # weights of as many layers do beside a transfer; others have all of theirs
 NODE_S = 0.4e-6  # host time to launch a node of a graph
 MOST_HOLD_S = 0.02
+LONG_REPLAY_S, MOST_CALLS = 1.5e-3, 250
 LAUNCHES = ("eager", "graph")
 
 
@@ -117,13 +120,15 @@ def transfer(here: Here, point: Point) -> list[Piece]:
     return pieces
 
 
-def _transfer(here: Here, point: Point) -> tuple[Transfer, dict[str, Any], float]:
+def _transfer(
+    here: Here, point: Point, protocol: Protocol | None = None
+) -> tuple[Transfer, dict[str, Any], float]:
     """(the transfer, its columns, seconds that a call should take)."""
     size, layers = point["message_bytes"], point.get("layers", 1)
     piece = point.get("piece_bytes", 0)
     pieces = size // piece if piece else 1
     expected = layers * (6e-6 + max(size / (TRANSFER_GB_S * 1e9), 1.2e-6 * pieces))
-    calls = calls_for(here.place.protocol, expected)
+    calls = calls_for(protocol or here.place.protocol, expected)
     if pieces * layers * calls > 4096:  # a graph of very many nodes takes seconds to make
         calls = max(1, 4096 // (pieces * layers))
     made = Transfer(here.team, point["method"], point["layout"], size, piece, layers, calls)
@@ -191,12 +196,18 @@ def operator(here: Here, point: Point) -> list[Piece]:
     return [Piece(columns, times, "graph", None, sample.readings)]
 
 
+def long_replays(protocol: Protocol) -> Protocol:
+    """The protocol of what runs side by side: replays so long that the host, which launches both sides in turn, is
+    never what either waits for."""
+    return replace(protocol, replay_s=LONG_REPLAY_S, longest_graph=MOST_CALLS)
+
+
 def side_by_side(here: Here, point: Point) -> list[Piece]:
     """Compute beside a collective or a transfer. `sms`: of the compute; the other side has the rest, or, where the
     point says `shared`, both have all SMs."""
     from calib.kernels import make
 
-    team, protocol = here.team, here.place.protocol
+    team, protocol = here.team, long_replays(here.place.protocol)
     lab = lab_of(here, point["model"])
     total, sms = lab.facts.sms, point["sms"]
     shared = sms == total
@@ -246,10 +257,10 @@ def _side(
 def _other(here: Here, point: Point) -> tuple[Any, dict[str, Any], bool]:
     """(what runs beside the compute, its columns, whether this rank has a part in it)."""
     if "method" in point:
-        made, columns, _ = _transfer(here, point)
+        made, columns, _ = _transfer(here, point, long_replays(here.place.protocol))
         return made, columns, made.active
     size, limit = point["message_bytes"], point.get("max_ctas", 0)
-    calls = calls_for(here.place.protocol, expected_collective_s(size))
+    calls = calls_for(long_replays(here.place.protocol), expected_collective_s(size), MOST_CALLS)
     columns = {"kind": point["kind"], "label": here.team.stage.backend, "message_bytes": size}
     work = Collective(here.team, point["kind"], size, calls, limit, mean=True)
     return work, {**columns, "max_ctas": limit or None}, True

@@ -26,6 +26,7 @@ class Profile:
     run: Mapping[str, Any]
     tables: Mapping[str, pd.DataFrame]
     about: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def sms(self) -> int:
@@ -60,7 +61,7 @@ def load(folder: Path) -> Profile:
             raise SimctlError(f"{path} is not a readable table of measurements: {error}.") from error
     fitted = folder / "profile.yaml"
     about = (_yaml(fitted).get("about") or {}) if fitted.exists() else {}
-    return Profile(folder.resolve().name, run, tables, about if isinstance(about, dict) else {})
+    return Profile(folder.resolve().name, run, tables, about if isinstance(about, dict) else {}, folder)
 
 
 def _yaml(path: Path) -> dict[str, Any]:
