@@ -181,6 +181,7 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         pools=_pools(cluster, final, window),
         link=cluster.link_facts(),
         fused_label=cluster.groups[0].cost.fused_label(cluster.attention),
+        readings=[np.concatenate(replica.readings) for replica in cluster.replicas],
     )
 
 

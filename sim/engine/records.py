@@ -9,6 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.engine.layout import METER_FIELDS
+
+__all__ = ["METER_FIELDS", "STATUS_NAMES", "PoolRecords", "RunRecords"]
+
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2
 STATUS_NAMES = ("finished", "rejected", "unfinished")
 
@@ -63,6 +67,8 @@ class RunRecords:
 
     `pools`: the same sums by pool, empty for a run without; `num_blocks` is then that of the first pool's replicas.
     `fused_label`: where the prices of fused attention come from; empty for a run without.
+    `readings`: of each replica, in the order of the pools, running sums of its work at times throughout the run
+    (`sim.engine.meter`, columns METER_FIELDS).
     `link`: what the links between pools are (`sim.engine.link.Link`), with `sent_gb` and `busy_s` of all.
     """
 
@@ -82,3 +88,4 @@ class RunRecords:
     link: dict[str, Any] | None = None
     fused_label: str = ""
     notes: list[str] = field(default_factory=list)
+    readings: list[NDArray[np.float64]] = field(default_factory=list)

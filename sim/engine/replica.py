@@ -30,8 +30,12 @@ from sim.engine.layout import (
     INCOMING,
     INTEGERS,
     LOG_CAP,
+    METER_CAP,
+    METER_END,
+    METER_WIDTH,
     N_DONE,
     N_LOG,
+    N_METER,
     N_RUN,
     N_STEPLOG,
     N_WAIT,
@@ -45,6 +49,8 @@ from sim.engine.layout import (
     WAIT_AREA,
     WAIT_SINCE,
 )
+from sim.engine.meter import read_lanes, read_meter
+from sim.engine.outlook import least_step_s, next_leave
 from sim.errors import PlanError
 from sim.native import HotCode
 
@@ -65,6 +71,8 @@ class OneLane:
     def _bind(self, hot: HotCode) -> None:
         self._settle = hot.bind(settle, self.q, self.r, self.p)
         self._accept = hot.bind(accept, self.q, self.r, self.p)
+        self._next_leave = hot.bind(next_leave, self.q, self.r)
+        self._least_step_s = least_step_s(self.p)
 
     def settle(self, now: float) -> None:
         """Commit what has ended by `now`."""
@@ -90,9 +98,17 @@ class OneLane:
         r = self.shown
         return float(r.ends[r.iv[BURST] - 1]) if r.iv[BUSY] == 1 else math.inf
 
+    def read_meter(self, now: float) -> None:
+        """A last reading, where the last launch ended."""
+        read_meter(self.shown, float(self.shown.fv[METER_END]))
+
     def count_in_flight(self, r: Any, now: float) -> None:
         """Add to `r`, a copy of the replica, the SM time that what is in flight has used until `now`."""
         count_in_flight(self.q, r, self.p, now)
+
+    def next_leave_s(self, wake_s: float) -> float:
+        """A time before which nobody leaves; `wake_s`: when the lane is next looked at."""
+        return float(self._next_leave(self._least_step_s))
 
     def decides_at(self, now: float) -> float:
         """When a request that has just arrived is first looked at."""
@@ -132,6 +148,14 @@ class TwoLanes(OneLane):
     def count_in_flight(self, r: Any, now: float) -> None:
         """Add to `r`, a copy of the replica, the SM time that what is in flight has used until `now`."""
         count_lanes_in_flight(r, now)
+
+    def read_meter(self, now: float) -> None:
+        """A last reading, with what is done of the launches in flight."""
+        read_lanes(self.q, self.shown, now)
+
+    def next_leave_s(self, wake_s: float) -> float:
+        """Not before something ends or is launched."""
+        return wake_s
 
     def decides_at(self, now: float) -> float:
         """At once if a lane is idle."""
@@ -176,6 +200,7 @@ class ReplicaProcess:
         self.counts: list[np.ndarray[Any, Any]] = []
         self.gap_ends: list[np.ndarray[Any, Any]] = []
         self.steps: list[np.ndarray[Any, Any]] = []
+        self.readings: list[np.ndarray[Any, Any]] = []
         self._stamp = 0
         self._decided_s = -math.inf
         self.wake_s = math.inf  # when the lane is next looked at; until then `outstanding` does not change
@@ -191,6 +216,10 @@ class ReplicaProcess:
             self._run(self.wake_s, now)
         if self.wake_s <= now:
             self.settle(now)
+
+    def next_leave_s(self) -> float:
+        """A time before which `outstanding` does not fall."""
+        return self.lanes.next_leave_s(self.wake_s)
 
     def _count(self) -> None:
         iv = self.lanes.shown.iv
@@ -263,7 +292,7 @@ class ReplicaProcess:
                 raise PlanError(
                     f"policy '{self.name}': request {r.iv[ERROR_ID]} {ERROR_TEXT[int(r.iv[ERROR])]}"
                 )
-            if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP:
+            if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP and r.iv[N_METER] < METER_CAP:
                 break
             self.drain()
         self._count()
@@ -280,6 +309,10 @@ class ReplicaProcess:
         self.r.iv[N_DONE] = 0
         return [int(i) for i in self.r.done[:n]]
 
+    def read_meter(self, now: float) -> None:
+        """The last reading of the work counters, once the state is brought up to `now`."""
+        self.lanes.read_meter(now)
+
     def drain(self) -> None:
         """Move the logs out of the fixed buffers."""
         r = self.r
@@ -289,7 +322,9 @@ class ReplicaProcess:
         self.gap_ends.append(np.array(r.log_end[:n], np.float64))
         rows = int(r.iv[N_STEPLOG]) * STEP_WIDTH
         self.steps.append(np.array(r.steplog[:rows], np.float64).reshape(-1, STEP_WIDTH))
-        r.iv[N_LOG] = r.iv[N_STEPLOG] = 0
+        read = int(r.iv[N_METER]) * METER_WIDTH
+        self.readings.append(np.array(r.meter[:read], np.float64).reshape(-1, METER_WIDTH))
+        r.iv[N_LOG] = r.iv[N_STEPLOG] = r.iv[N_METER] = 0
         if self.on_finish is None:
             r.iv[N_DONE] = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from sim.engine.recording import Snapshot, make_records
 from sim.engine.records import REJECTED, UNFINISHED, RunRecords
 from sim.engine.replica import ReplicaProcess
 from sim.engine.routers import ROUTERS, check_router
+from sim.engine.routing import route_in_order
 from sim.errors import StalledError
 from sim.native import HotCode
 from sim.workload.workload import Workload
@@ -141,7 +142,7 @@ class Cluster:
     def _route(self, i: int) -> None:
         now = self.clock.now
         self._settle(now)
-        k = self.router.choose(self.replicas, now)
+        k = self.router.choose([replica.outstanding for replica in self.replicas])
         self.routed += 1
         self.replica_of[i] = k
         if self.gated:
@@ -154,6 +155,25 @@ class Cluster:
         for replica in self.replicas:
             if replica.wake_s <= now:
                 replica.advance_to(now)
+
+    def _route_all(self) -> None:
+        """Every arrival to a patient replica; the measured window opens in between."""
+
+        def arrivals() -> Iterator[tuple[int, float]]:
+            for i in self._routable.tolist():
+                now = float(self.workload.arrival_s[i])
+                if now >= self.end_s:
+                    return
+                if self.window_start is None and self.warmup_s <= now:
+                    self._open_window(self.warmup_s)
+                yield i, now
+
+        def routed(i: int, k: int) -> None:
+            self.replica_of[i] = k
+
+        route_in_order(arrivals(), self.replicas, self.router.choose, routed)
+        if self.window_start is None and self.warmup_s < self.end_s and math.isfinite(self.warmup_s):
+            self._open_window(self.warmup_s)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         for i in self._routable.tolist():
@@ -196,17 +216,22 @@ class Cluster:
         """What the links are and what they carried; there are none here."""
         return None
 
-    def _open_window(self, _event: Any) -> None:
-        self._settle(self.clock.now)
-        self.window_start = [replica.snapshot(self.clock.now) for replica in self.replicas]
+    def _open_window(self, now: float) -> None:
+        self._settle(now)
+        self.window_start = [replica.snapshot(now) for replica in self.replicas]
 
     def _run_clock(self) -> None:
         self.clock.run(until=self.end_s if math.isfinite(self.end_s) else None)
 
     def run(self) -> float:
         """Run to the end; returns the time of the last event that counts."""
+        if self.patient:
+            self._route_all()
+            self._settle(self.end_s)
+            return self._ended()
         if math.isfinite(self.warmup_s) and self.warmup_s < self.end_s:
-            self.clock.at(self.warmup_s, TRANSFER).callbacks.append(self._open_window)
+            event = self.clock.at(self.warmup_s, TRANSFER)
+            event.callbacks.append(lambda _event: self._open_window(self.clock.now))
         if self.closed:
             for _ in range(self.workload.max_concurrency or 0):
                 self._issue()
@@ -217,8 +242,10 @@ class Cluster:
             self.clock.process(self._arrivals())
         if self.end_s > self.clock.now:
             self._run_clock()
-        if self.patient:
-            self._settle(self.end_s)
+        return self._ended()
+
+    def _ended(self) -> float:
+        """When the run ended, everything being settled."""
         finishes = np.array(self.q.finish_s, np.float64)
         done = np.array(self.q.phase) == DONE
         if math.isfinite(self.end_s):
@@ -230,6 +257,7 @@ class Cluster:
         """The records of a run that ended at `end_s`; raises StalledError if it should have gone on."""
         for replica in self.replicas:
             replica.settle(end_s)
+            replica.read_meter(end_s)
             replica.drain()
             if not math.isfinite(self.end_s) and replica.outstanding > 0:
                 raise StalledError(

@@ -15,12 +15,14 @@ import numpy as np
 from sim.cost.shapes import Launch
 from sim.cost.work import total_work
 from sim.engine.records import RunRecords
+from sim.metrics.power import Power, power_figures, power_of
 from sim.metrics.window import gaps_in
 
 
 @dataclass(frozen=True)
 class Part:
-    """Replicas alike within a run: their sums over the window, prices, replica-seconds and tokens decoded."""
+    """Replicas alike within a run: their sums over the window, prices, replica-seconds and tokens decoded, and watts
+    over time, None where the prices say nothing of them."""
 
     totals: Mapping[str, float]
     cost: Any
@@ -28,6 +30,7 @@ class Part:
     num_blocks: int
     decoded: float
     fused_label: str
+    power: Power | None = None
 
 
 def parts_of(records: RunRecords, cost: Any, pool_costs: Mapping[str, Any]) -> dict[str, Part]:
@@ -36,19 +39,24 @@ def parts_of(records: RunRecords, cost: Any, pool_costs: Mapping[str, Any]) -> d
     decoded = int(gaps_in(records)[1].sum(dtype=np.int64))
     if not records.pools:
         blocks, sums = records.num_blocks, records.window_totals
-        return {"": Part(sums, cost, span * records.replicas, blocks, decoded, records.fused_label)}
+        power = power_of(cost, records.readings, records.window_s)
+        return {"": Part(sums, cost, span * records.replicas, blocks, decoded, records.fused_label, power)}
     read = max(1.0, sum(pool.window_totals["decode_kv_tokens"] for pool in records.pools))
-    return {
-        pool.name: Part(
+    made, first = {}, 0
+    for pool in records.pools:
+        priced = pool_costs.get(pool.name, cost)
+        mine = records.readings[first : first + pool.replicas]
+        first += pool.replicas
+        made[pool.name] = Part(
             pool.window_totals,
-            pool_costs.get(pool.name, cost),
+            priced,
             span * pool.replicas,
             pool.num_blocks,
             decoded * pool.window_totals["decode_kv_tokens"] / read,
             records.fused_label,
+            power_of(priced, mine, records.window_s),
         )
-        for pool in records.pools
-    }
+    return made
 
 
 # what a share is a share of: figures of several pools are averaged with these weights
@@ -71,8 +79,7 @@ def utilisation(
 ) -> dict[str, Any]:
     """Per-cent activity over (window x GPUs), energy, and the share of busy time by provenance label.
 
-    `pool_costs` are the prices of each pool of a run with pools. Power peaks need a model of power in time and are
-    None, `power_cap_pct` likewise.
+    `pool_costs` are the prices of each pool of a run with pools. Watts are those of one GPU (`sim.metrics.power`).
     """
     parts = list(parts_of(records, cost, pool_costs or {}).values())
     figures = [figures_of(part) for part in parts]
@@ -82,7 +89,7 @@ def utilisation(
             made[name] = _mean([figure[name] for figure in figures], [weight(part) for part in parts])
         for name in ("energy_j", "flagged_steps", "iterations", "split_evaluations", "decision_s"):
             made[name] = sum(figure[name] for figure in figures)
-        made |= fast_path(records.window_totals)
+        made |= fast_path(records.window_totals) | power_figures([part.power for part in parts])
     made["joules_per_output_token"] = made["energy_j"] / output_tokens if output_tokens else float("nan")
     return made
 
@@ -101,7 +108,7 @@ def figures_of(part: Part) -> dict[str, Any]:
     totals, cost = part.totals, part.cost
     gpu_s = part.seconds if part.seconds > 0 else float("nan")
     work = total_work(cost.model, totals)
-    energy = cost.energy_j(totals, gpu_s) * cost.tp
+    energy = cost.tp * (cost.energy_j(totals, gpu_s) if part.power is None else part.power.energy_j)
     return {
         "busy_pct": 100 * totals["busy_s"] / gpu_s,
         "sm_active_pct": 100 * (totals["sm_active_s"] + totals["sm_lent_s"]) / (gpu_s * cost.gpu.sms),
@@ -114,9 +121,7 @@ def figures_of(part: Part) -> dict[str, Any]:
         "energy_j": energy,
         "joules_per_output_token": float("nan"),
         "mean_power_w": energy / gpu_s / cost.tp,
-        "peak_power_w": None,
-        "p99_power_w": None,
-        "power_cap_pct": None,
+        **power_figures([part.power]),
         **fast_path(totals),
         "flagged_steps": int(totals["flagged"]),
         "iterations": int(totals["iterations"]),

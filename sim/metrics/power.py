@@ -1,0 +1,131 @@
+"""Watts over time, out of the readings that the engine took of its work counters.
+
+On a grid of GRID_S of simulated time a GPU asks for what its work, its kernels and its idle parts draw. The board
+keeps a mean of that over `react_s` at its limit: while the mean is above, the clock is held down and the draw with it.
+So a burst of prefill draws more than the limit for some tens of milliseconds, and decodes behind it draw less than they
+would. What the clock costs in time is the price tables' affair: prices under load hold it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.cost.energy import EnergyTerms
+from sim.cost.model import ModelSpec
+from sim.cost.work import expert_weights, joules_per
+from sim.engine.records import METER_FIELDS
+
+Floats = NDArray[np.float64]
+
+GRID_S = 0.01
+SHOWN_S = 0.1  # peaks and percentiles are of means over so long, as NVML reports them
+BLOCK = 64  # steps of the running mean that are done at once
+
+
+@dataclass(frozen=True)
+class Power:
+    """Watts of GPUs alike, shape (GPUs, steps of the grid), from `start_s` on; and where the limit held them."""
+
+    start_s: float
+    watts: Floats
+    held: NDArray[np.bool_]
+
+    @property
+    def energy_j(self) -> float:
+        """Joules of all of them."""
+        return float(self.watts.sum() * GRID_S)
+
+    def shown(self) -> Floats:
+        """Means over SHOWN_S."""
+        wide = round(SHOWN_S / GRID_S)
+        steps = self.watts.shape[1]
+        if steps < wide:
+            return np.asarray(self.watts.mean(axis=1, keepdims=True))
+        whole = self.watts[:, : steps // wide * wide]
+        return np.asarray(whole.reshape(len(whole), -1, wide).mean(axis=2))
+
+
+def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float]) -> Power | None:
+    """Watts of replicas of one GPU each over a window; of a replica of several GPUs, those of one of them.
+
+    None for prices without terms of energy, and for a window shorter than a step of the grid.
+    """
+    model, terms = getattr(cost, "model", None), getattr(cost, "energy", None)
+    if not isinstance(model, ModelSpec) or not isinstance(terms, EnergyTerms):
+        return None
+    first, last = round(window_s[0] / GRID_S), int(np.ceil(window_s[1] / GRID_S - 1e-9))
+    if last <= first or not readings:
+        return None
+    edges: Floats = np.arange(last + 1, dtype=np.float64) * GRID_S
+    edges[-1] = max(edges[-2], window_s[1])
+    asked = np.stack([_asked(model, terms, read, edges) for read in readings])
+    mean = running_mean(asked, terms.idle_w, GRID_S / terms.react_s)
+    held = mean > terms.cap_w
+    watts = np.where(held, asked * terms.cap_w / np.maximum(mean, terms.cap_w), asked)
+    watts[:, -1] *= (edges[-1] - edges[-2]) / GRID_S  # of the last step only a part is in the window
+    return Power(first * GRID_S, watts[:, first:], held[:, first:])
+
+
+def _asked(model: ModelSpec, terms: EnergyTerms, read: Floats, edges: Floats) -> Floats:
+    """Watts in each step of the grid if no limit held them."""
+    time, on = read[:, 0], read[:, 1]
+    joules = np.interp(edges, time, _joules(model, terms, read)) if len(read) else np.zeros(len(edges))
+    busy = np.interp(edges, time, on) if len(read) else np.zeros(len(edges))
+    seconds = np.maximum(np.diff(edges), 1e-9)
+    # two lanes at once count their seconds twice
+    running = np.minimum(np.diff(busy) / seconds, 1.0)
+    return np.asarray(terms.idle_w + terms.active_w * running + np.maximum(np.diff(joules), 0.0) / seconds)
+
+
+def _joules(model: ModelSpec, terms: EnergyTerms, read: Floats) -> Floats:
+    """Joules of work up to each reading, at the top clock."""
+    sums = dict(zip(METER_FIELDS, read.T, strict=True))
+    sums |= {"launches_graph": sums["launches"], "launches_eager": 0.0 * sums["launches"]}
+    joules = joules_per(model, terms).of(sums)
+    if model.experts and len(read) and read[-1, 2] > 0:
+        # experts that a pass of the mean size reads
+        joules = joules + sums["launches"] * terms.work_j(
+            "moe", 0.0, expert_weights(model, read[-1, 3] / read[-1, 2])
+        )
+    return np.asarray(joules)
+
+
+def running_mean(values: Floats, start: float, step: float) -> Floats:
+    """Exponential mean along the last axis: each step moves it by 1 - exp(-step) of the way to the step's value."""
+    keep = np.exp(-step)
+    powers = keep ** np.arange(1, BLOCK + 1)
+    # lower triangle: weight of value j in the mean after value i
+    at = np.arange(BLOCK)
+    weights = np.where(
+        at[:, None] >= at[None, :], (1.0 - keep) * keep ** np.abs(at[:, None] - at[None, :]), 0.0
+    )
+    made = np.empty_like(values)
+    held = np.full(values.shape[:-1], start)
+    for first in range(0, values.shape[-1], BLOCK):
+        part = values[..., first : first + BLOCK]
+        n = part.shape[-1]
+        # not by BLAS, whose order of additions is its own
+        mean = np.einsum("...j,ij->...i", part, weights[:n, :n]) + held[..., None] * powers[:n]
+        made[..., first : first + n] = mean
+        held = mean[..., -1]
+    return made
+
+
+def power_figures(parts: Sequence[Power | None]) -> dict[str, Any]:
+    """`peak_power_w` and `p99_power_w` of one GPU (means over SHOWN_S), `power_cap_pct`: per cent of GPU time at the
+    limit; None where nothing is known."""
+    known = [part for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return {"peak_power_w": None, "p99_power_w": None, "power_cap_pct": None}
+    shown = np.concatenate([part.shown().ravel() for part in known])
+    held = np.concatenate([part.held.ravel() for part in known])
+    return {
+        "peak_power_w": float(shown.max()),
+        "p99_power_w": float(np.percentile(shown, 99)),
+        "power_cap_pct": 100.0 * float(held.mean()),
+    }
