@@ -212,7 +212,9 @@ def beside(held: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     if "collective_corun" not in held:
         return []
     rows = held["collective_corun"]
-    rows = rows.assign(factor=rows.time_s / rows.alone_s, limited=rows.max_ctas.notna())
+    few = set(rows.point[rows.max_ctas.notna()])
+    rows = rows[~rows.point.isin(few)]
+    rows = rows.assign(factor=rows.time_s / rows.alone_s)
     mine = rows[rows.kind.isin(COMPUTE)]
     made = []
     keys = ["kind", "gpus", "neighbour_kind", "neighbour_message_bytes", "sms", "neighbour_mode"]
@@ -223,7 +225,6 @@ def beside(held: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
             & (rows.message_bytes == size)
             & (rows.neighbour_sms == sms)
             & (rows.neighbour_mode == mode)
-            & ~rows.limited
         ]
         if theirs.empty:
             continue

@@ -31,16 +31,8 @@ def tensor_parallel(profile: Profile) -> Section | None:
         return None
     rows.sort(key=lambda row: (row["step"], row["launch"]))
     gpus = int(whole.gpus.max())
-    lead = (
-        f"Steps of {MODEL} on {gpus} GPUs, measured whole with random weights, against the simulator"
-        + "".join(
-            f"; {launch}: median error {percent(known.abs().median(), 1)} (largest {percent(known.abs().max(), 1)}, bias "
-            f"{percent(known.mean(), 1)}, n = {len(known)})"
-            for launch in ("graph", "eager")
-            if len(known := _known(rows, launch))
-        )
-    )
-    lead += "."
+    lead = f"Steps of {MODEL} on {gpus} GPUs, measured whole with random weights, against the simulator"
+    lead += "".join(_scored(launch, _known(rows, launch)) for launch in ("graph", "eager")) + "."
     head = (
         "step",
         "launch",
@@ -73,6 +65,17 @@ def tensor_parallel(profile: Profile) -> Section | None:
         "was compared with float32."
     )
     return Section("A 70B model on two GPUs", lead, [b for b in body if b])
+
+
+def _scored(launch: str, known: pd.Series) -> str:
+    """A clause of errors."""
+    if known.empty:
+        return ""
+    size = known.abs()
+    return (
+        f"; {launch}: median error {percent(size.median(), 1)} (largest {percent(size.max(), 1)}, bias "
+        f"{percent(known.mean(), 1)}, n = {len(known)})"
+    )
 
 
 def _known(rows: list[dict[str, Any]], launch: str) -> pd.Series:
