@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from calib import rows
 from calib.collectives.crew import CrewLab, row_of
-from calib.collectives.curves import _fitted, coverage, fit_collectives
+from calib.collectives.curves import coverage, fit_collectives
 from calib.collectives.fake import FakeCrew
+from calib.collectives.knots import fitted
 from calib.collectives.sizes import COLLECTIVES, bus_factor, grid_sizes, random_sizes
 from calib.collectives.sweeps import crew_sweeps
 from calib.collectives.timing import Piece
@@ -174,6 +175,6 @@ def test_errors_are_of_sizes_that_no_knot_holds() -> None:
         "message_bytes"
     )
     drawn = pd.DataFrame({"message_bytes": [200_000], "time_s": [2 * fast(200_000)]})
-    made = _fitted(table.time_s, drawn)
+    made = fitted(table.time_s, drawn)
     assert made["held_out"]["median"] == pytest.approx(0.5, abs=1e-3)  # half of what was measured
     assert made["errors"]["every other size"]["median"] == pytest.approx(0.0, abs=1e-4)

@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from calib.collectives.curves import beside, ctas, default_of, host_bound, sms_given
+from calib.collectives.curves import host_bound
+from calib.collectives.factors import beside, ctas, sms_given
+from calib.collectives.moves import default_of
 from calib.report import group, shards
 from calib.report.data import Profile
 from calib.rows import row
