@@ -8,74 +8,22 @@ one is queued on the GPU behind the one that runs: its input is the token sample
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from calib.executor.attention import PagedAttention
-from calib.executor.batch import Batch, lay_out
+from calib.executor.batch import lay_out
 from calib.executor.buckets import ASIDE, decode_bucket, fitting, holds, row_bucket, wanted
-from calib.executor.forward import Forward
+from calib.executor.flights import Flight, Lane
 from calib.executor.pages import PagePool
+from calib.executor.place import Place
 from calib.executor.work import Work
 from calib.lab import GpuLab
 from sim.engine.layout import DECODE_LANE
 from sim.errors import CalibrationError
 
-NOBODY = 1 << 40  # request numbers from here on stand for no request: capturing
 NAP_S = 2e-3  # the host sleeps where nothing is due for longer
 CAPTURE_S = 20.0  # most seconds that capturing for one policy takes
 SPARE_BYTES = 4 << 30
-
-
-class _Place:
-    """Buffers of one batch at a time, and the graphs that use them, by SM set and size."""
-
-    def __init__(
-        self, lab: GpuLab, slot: int, rows: int, sequences: int, pages: int, backend: str, fused: str
-    ) -> None:
-        self.forward = Forward(lab.arena, slot, rows, sequences, pages)
-        self.attention = PagedAttention(self.forward, backend, fused)
-        self.decode_graphs: dict[int, dict[int, Any]] = {}
-        self.pieces: dict[int, dict[int, list[Any]]] = {}
-        self.sizes: set[int] = set()  # rows of pieces on any SM set
-        self.batch: Batch
-
-
-class _Flight:
-    """A launch on the GPU: events around it, its batch, and where its tokens arrive."""
-
-    def __init__(self, torch: Any, sequences: int) -> None:
-        event = torch.cuda.Event
-        self.start, self.end = event(enable_timing=True), event(enable_timing=True)
-        self.sent = event()  # its tables have left the host
-        self.read = torch.zeros(sequences, dtype=torch.int64, pin_memory=True)
-        self.batch: Batch
-
-
-class _Lane:
-    """What is in flight on a lane, the running one first, and what of it is still to be launched."""
-
-    def __init__(self, torch: Any, sequences: int) -> None:
-        self.spare = [_Flight(torch, sequences), _Flight(torch, sequences)]
-        self.flights: deque[_Flight] = deque()
-        self.pending: Iterator[None] | None = None
-        self.place: _Place
-        self.work: Work
-        self.chain: Work  # the first of the steps that started at once
-        self.launched = 0  # of these
-        self.seen: dict[str, Any] = {}
-
-    def may_go_ahead(self) -> bool:
-        """Can the next step be queued? The tables of the last one have left the host's buffers."""
-        waiting = self.launched < self.chain.steps and len(self.flights) < 2
-        return waiting and self.flights[-1].sent.query()
-
-    def clear(self) -> None:
-        """Nothing is in flight."""
-        self.spare += self.flights
-        self.flights.clear()
-        self.pending, self.launched = None, 0
 
 
 class GpuDevice:
@@ -101,27 +49,29 @@ class GpuDevice:
         self.lab, self.torch = lab, lab.torch
         self.rows, self.sequences = row_bucket(rows), decode_bucket(sequences)
         self.pool = PagePool(num_blocks)
-        self._buffers = (self.rows, self.sequences, num_blocks + self.sequences + 1, backend)
-        self._places: dict[int, _Place] = {}
-        self.lanes = [_Lane(lab.torch, self.sequences) for _ in range(lanes)]
+        self._limits, self._backend = (self.rows, self.sequences, num_blocks + self.sequences + 1), backend
+        self._graph_pool = self.torch.cuda.graph_pool_handle()
+        self._places: dict[int, Place] = {}
+        self.lanes: list[Lane] = []
         self.use(lanes, fused)
         self._last_token: dict[int, int] = {}
         self._flying: list[int] = []
         self._zero = 0.0
-        self._graph_pool = self.torch.cuda.graph_pool_handle()
 
     def use(self, lanes: int, fused: str) -> None:
         """Serve a policy of so many lanes, with this kernel for fused steps."""
         self._single, self._fused = lanes == 1, fused
-        self.lanes += [_Lane(self.torch, self.sequences) for _ in range(lanes - len(self.lanes))]
+        self.lanes += [Lane(self.torch, self.sequences) for _ in range(lanes - len(self.lanes))]
         for slot in range(lanes):
             self._place(slot)
         for place in self._places.values():
             place.attention.fused = fused
 
-    def _place(self, slot: int) -> _Place:
+    def _place(self, slot: int) -> Place:
         if slot not in self._places:
-            self._places[slot] = _Place(self.lab, slot, *self._buffers, self._fused)
+            self._places[slot] = Place(
+                self.lab, slot, self._limits, self.pool, self._graph_pool, self._backend, self._fused
+            )
         return self._places[slot]
 
     def start(self) -> None:
@@ -152,15 +102,19 @@ class GpuDevice:
         began = time.perf_counter()
         decodes, pieces = wanted(works, self.sequences, pairs)
         captured, missing = 0, 0
-        for capture, keys in ((self._capture_decode, decodes), (self._capture_pieces, pieces)):
-            for key in keys:
-                if self._holds(capture == self._capture_decode, *key):
+        for keys, has, capture in (
+            (decodes, Place.has_decodes, Place.capture_decodes),
+            (pieces, Place.has_pieces, Place.capture_pieces),
+        ):
+            for slot, sms, size in keys:
+                place = self._place(slot)
+                if has(place, sms, size):
                     continue
                 full = self.torch.cuda.mem_get_info()[0] < SPARE_BYTES
                 if full or time.perf_counter() - began > CAPTURE_S:
                     missing += 1
                     continue
-                capture(*key)
+                capture(place, self._stream(0 if slot == ASIDE else slot, sms), sms, size)
                 captured += 1
         self.torch.cuda.synchronize()
         return {
@@ -171,57 +125,6 @@ class GpuDevice:
             "capture_s": round(time.perf_counter() - began, 2),
             "memory_left_gib": round(self.torch.cuda.mem_get_info()[0] / 2**30, 1),
         }
-
-    def _holds(self, decode: bool, slot: int, sms: int, size: int) -> bool:
-        place = self._place(slot)
-        graphs: Any = place.decode_graphs if decode else place.pieces
-        return size in graphs.get(sms, ())
-
-    def _capture(self, launch: Any) -> Any:
-        graph = self.torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
-        launch()
-        graph.capture_end()
-        return graph
-
-    def _capture_decode(self, slot: int, sms: int, batch: int) -> None:
-        place, stream = self._place(slot), self._stream(slot, sms)
-        members = tuple((NOBODY + i, 1) for i in range(batch))
-        work = Work(slot, sms, (0, place.forward.layers), (), members, 0.0, 0.0, True)
-        with self.torch.cuda.stream(stream):
-            tables = lay_out(work, self.pool, {}, self.lab.model.vocab)
-            place.forward.tables.send(tables)
-            place.attention.plan(tables, batch)
-            self._decode_pass(place, batch)
-            stream.synchronize()
-            graph = self._capture(lambda: self._decode_pass(place, batch))
-            place.decode_graphs.setdefault(sms, {})[batch] = graph
-        for i, _ in members:
-            self.pool.release(i)
-
-    def _decode_pass(self, place: _Place, batch: int) -> None:
-        forward = place.forward
-        q, out = forward.q(batch), forward.attention[:batch]
-        for layer in range(forward.layers):
-            forward.piece(layer, batch)
-            place.attention.run(layer, q, out)
-        forward.piece(forward.layers, batch)
-        forward.head(batch)
-
-    def _capture_pieces(self, slot: int, sms: int, rows: int) -> None:
-        place, stream = self._place(slot), self._stream(0 if slot == ASIDE else slot, sms)
-        work = Work(slot, sms, (0, 1), ((NOBODY, rows, 0),), (), 0.0, 0.0, False)
-        with self.torch.cuda.stream(stream):
-            place.forward.tables.send(lay_out(work, self.pool, {}, self.lab.model.vocab))
-            graphs = []
-            for number in range(place.forward.layers + 1):
-                if number < 2:
-                    place.forward.piece(number, rows)
-                    stream.synchronize()
-                graphs.append(self._capture(lambda number=number: place.forward.piece(number, rows)))
-            place.pieces.setdefault(sms, {})[rows] = graphs
-            place.sizes.add(rows)
-        self.pool.release(NOBODY)
 
     def launch(self, work: Work, released: list[int]) -> None:
         """Plan, and launch a decode step whole or a pass with prompts up to its first layer. A step that was launched
@@ -256,7 +159,7 @@ class GpuDevice:
                 return
         self._pump(lane)
 
-    def _pump(self, lane: _Lane) -> None:
+    def _pump(self, lane: Lane) -> None:
         """Launch the next part of what the lane has pending."""
         if lane.pending is None:
             return
@@ -268,7 +171,7 @@ class GpuDevice:
                 lane.pending = None
         lane.seen["launch_s"] += self.now() - began
 
-    def _plan_decodes(self, place: _Place, flight: _Flight, work: Work) -> str:
+    def _plan_decodes(self, place: Place, flight: Flight, work: Work) -> str:
         batch = len(work.decodes)
         size = fitting(list(place.decode_graphs.get(work.sms, ())), batch)
         flight.batch = lay_out(
@@ -280,15 +183,15 @@ class GpuDevice:
         place.attention.plan(flight.batch, size or 0)
         return "eager" if size is None else "graph"
 
-    def _decode_step(self, lane: _Lane, flight: _Flight, kind: str, stream: Any) -> None:
+    def _decode_step(self, lane: Lane, flight: Flight, kind: str, stream: Any) -> None:
         flight.start.record(stream)
         if kind == "graph":
             lane.place.decode_graphs[lane.work.sms][flight.batch.rows].replay()
         else:
-            self._decode_pass(lane.place, flight.batch.rows)
+            lane.place.decode_pass(flight.batch.rows)
         self._finish_launch(lane, flight, stream)
 
-    def _launch_ahead(self, lane: _Lane) -> None:
+    def _launch_ahead(self, lane: Lane) -> None:
         """Queue the next of the steps that start at once behind the one that runs."""
         flight, step = lane.spare.pop(), lane.chain.later(lane.launched)
         lane.launched += 1
@@ -299,7 +202,7 @@ class GpuDevice:
             self._decode_step(lane, flight, kind, stream)
         lane.flights.append(flight)
 
-    def _plan_prompts(self, place: _Place, flight: _Flight, work: Work) -> str:
+    def _plan_prompts(self, place: Place, flight: Flight, work: Work) -> str:
         if work.layers[0] == 0:
             size = fitting(list(place.sizes), row_bucket(work.rows))
             if size is None or not holds(size, work.rows):
@@ -308,9 +211,9 @@ class GpuDevice:
             place.forward.tables.send(place.batch)
             place.attention.plan(place.batch, 0, work.fused)
         flight.batch = place.batch
-        return "piecewise" if place.batch.rows in place.pieces.get(work.sms, ()) else "eager"
+        return "piecewise" if place.has_pieces(work.sms, place.batch.rows) else "eager"
 
-    def _prompt_pass(self, lane: _Lane, flight: _Flight, kind: str, stream: Any) -> Iterator[None]:
+    def _prompt_pass(self, lane: Lane, flight: Flight, kind: str, stream: Any) -> Iterator[None]:
         """One layer at a time; the lane's stream is current whenever this goes on."""
         place, work, rows = lane.place, lane.work, flight.batch.rows
         forward = place.forward
@@ -336,7 +239,7 @@ class GpuDevice:
             forward.head(len(flight.batch.yields))
         self._finish_launch(lane, flight, stream)
 
-    def _finish_launch(self, lane: _Lane, flight: _Flight, stream: Any) -> None:
+    def _finish_launch(self, lane: Lane, flight: Flight, stream: Any) -> None:
         if lane.work.whole:
             count = len(flight.batch.yields)
             flight.read[:count].copy_(lane.place.forward.tokens[:count], non_blocking=True)
@@ -349,7 +252,7 @@ class GpuDevice:
         """
         lanes = self.lanes
         while True:
-            ended = [n for n in self._flying if lanes[n].pending is None and lanes[n].flights[0].end.query()]
+            ended = [n for n in self._flying if lanes[n].ended()]
             if ended:
                 return [(n, self._finish(n)) for n in ended]
             now = self.now()

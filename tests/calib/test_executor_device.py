@@ -1,4 +1,4 @@
-"""The GPU's device with everything but the GPU: PyTorch's kernels on the CPU, graphs that call again, events at once."""
+"""The GPU's device without the GPU: PyTorch's kernels on the CPU, graphs that call again, events that are over."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from calib.executor.work import Work
 from calib.models import ModelShape
 
 torch = pytest.importorskip("torch", reason="the executor's kernels need torch")
+torch.set_num_threads(1)  # the matrices are tiny
 
 TINY = ModelShape("tiny", 3, 128, 4, 2, 32, 256, 500)
 SMS = 132
@@ -74,10 +76,8 @@ def device(lab: Any, lanes: int = 1) -> Any:
             place = super()._place(slot)
             if new:
                 place.attention = GatheredAttention(place.forward)
+                place.capture = lambda launch: SimpleNamespace(replay=launch)
             return place
-
-        def _capture(self, launch: Any) -> Any:
-            return SimpleNamespace(replay=launch)
 
     made = Made(lab, lanes, 300, 128, 16)
     made.start()
@@ -164,3 +164,50 @@ def test_pages_come_back_when_they_are_released(lab: Any) -> None:
     held = 300 - made.pool.free
     run(made, work([(3, 5, 0)]), released=(1,))
     assert 300 - made.pool.free == held - 2 + 1
+
+
+SERVED: list[dict[str, Any]] = [
+    {"name": "sarathi", "token_budget": 64, "max_num_seqs": 8},
+    {"name": "pod", "token_budget": 64, "max_num_seqs": 8},
+    {"name": "duetserve", "token_budget": 128, "max_num_seqs": 8, "tbt_ms": 1, "max_lookahead": 4},
+    {"name": "muxwise", "max_prefill_tokens": 100, "max_num_seqs": 8, "tbt_slo_ms": 1, "preempt": True},
+    {"name": "bullet", "max_num_seqs": 8, "max_prefill_tokens": 64},
+]
+
+
+@pytest.mark.parametrize("entry", SERVED, ids=lambda entry: str(entry["name"]))
+def test_policies_are_served_to_the_last_token(lab: Any, entry: dict[str, Any]) -> None:
+    """By the clock on the wall, with graphs: every request ends, and every launch has run."""
+    from lane_cost import lane_cost, lane_tables
+    from stub_cost import TICK
+    from workloads import workload
+
+    from calib.executor.dry import DryDevice
+    from calib.executor.serve import serve
+    from sim.engine.cluster import open_cluster
+    from sim.policies import make_policy
+
+    rng = np.random.default_rng(1)
+    load = workload(
+        np.linspace(0, 0.1, 12).tolist(), rng.integers(1, 90, 12).tolist(), rng.integers(1, 9, 12).tolist()
+    )
+    policy = make_policy(entry)
+    cost: Any = lane_cost(lane_tables(40 * TICK, 64 * TICK), max_context=512)
+    object.__setattr__(cost, "model", replace(cost.model, layers=TINY.layers))
+
+    def opened() -> Any:
+        made = make_policy(entry)
+        return open_cluster(
+            load, made, cost, num_gpu_blocks=300, jitter=False, bursts=False, estimator="oracle"
+        )
+
+    made = device(lab, policy.lanes)
+    made.prepare(serve(opened().replicas[0], DryDevice(), policy.lanes, load.arrival_s).works)
+    cluster = opened()
+    trail = serve(cluster.replicas[0], made, policy.lanes, load.arrival_s)
+    records = cluster.close(max(row["end_s"] for row in trail.rows))
+    assert (records.requests["status"] == "finished").all()
+    assert not made._flying
+    assert not any(lane.flights for lane in made.lanes)
+    assert {row["launch"] for row in trail.rows} <= {"graph", "piecewise", "eager", "ahead"}
+    assert any(work.ahead for work in trail.works) == (entry["name"] == "duetserve")
