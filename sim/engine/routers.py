@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine.replica import ReplicaProcess
 from sim.errors import SimctlError
 from sim.suggest import nearest
 
@@ -18,8 +18,8 @@ class Router(Protocol):
     def assign(self, requests: int, replicas: int) -> NDArray[np.int64] | None:
         """Replica of each request, known beforehand; None if the router must look at the replicas first."""
 
-    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
-        """Replica for the request that arrives now."""
+    def choose(self, held: Sequence[int]) -> int:
+        """Replica for the request that arrives now; `held`: requests waiting and running on each."""
 
 
 class RoundRobin:
@@ -32,10 +32,10 @@ class RoundRobin:
         """In turn."""
         return np.arange(requests, dtype=np.int64) % replicas
 
-    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
+    def choose(self, held: Sequence[int]) -> int:
         """The replica whose turn it is."""
         self._routed += 1
-        return (self._routed - 1) % len(replicas)
+        return (self._routed - 1) % len(held)
 
 
 class LeastOutstanding:
@@ -45,10 +45,9 @@ class LeastOutstanding:
         """Known beforehand only if there is no choice."""
         return np.zeros(requests, np.int64) if replicas == 1 else None
 
-    def choose(self, replicas: list[ReplicaProcess], now: float) -> int:
-        """Compares what the replicas had when they were last brought up to date, which is now."""
-        counts = [replica.outstanding for replica in replicas]
-        return counts.index(min(counts))
+    def choose(self, held: Sequence[int]) -> int:
+        """The first of those that hold least."""
+        return held.index(min(held))
 
 
 ROUTERS: dict[str, type[Router]] = {
