@@ -87,11 +87,8 @@ def read_after(r: Any, end: float) -> None:
 
 @jit
 def read_idle_lanes(r: Any) -> None:
-    """Two lanes, both idle and about to launch: readings at both ends of the idle gap, if there was one."""
-    fv = r.fv
-    if fv[NOW] > fv[METER_END]:
-        read_meter(r, fv[METER_END])
-        read_meter(r, fv[NOW])
+    """Two lanes, both idle and about to launch: a reading now, and where what ran before ended."""
+    read_before(r, r.fv[NOW])
 
 
 @jit

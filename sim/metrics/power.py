@@ -66,7 +66,9 @@ def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float
     asked = np.stack([_asked(model, terms, read, edges) for read in readings])
     mean = running_mean(asked, terms.idle_w, GRID_S / terms.react_s)
     held = mean > terms.cap_w
-    watts = np.where(held, asked * terms.cap_w / np.maximum(mean, terms.cap_w), asked)
+    # what is above idle is held down
+    share = (terms.cap_w - terms.idle_w) / np.maximum(mean - terms.idle_w, 1e-9)
+    watts = np.where(held, terms.idle_w + (asked - terms.idle_w) * share, asked)
     watts[:, -1] *= (edges[-1] - edges[-2]) / GRID_S  # of the last step only a part is in the window
     return Power(first * GRID_S, watts[:, first:], held[:, first:])
 
