@@ -63,11 +63,10 @@ BLOCKS = {
     "fixed_s": Bound(1e-7, 4e-5, 5e-6),
     "efficiency": Bound(0.05, 1.0, 0.6),
     "wave_s": Bound(1e-8, 2e-5, 1e-6, 0.0),
-    "tail": Bound(0.05, 1.0, 0.6),
     "memory": Bound(0.05, 3.0, 0.7),
     "knee": Bound(0.03, 1.0, 0.4),
 }
-SPLIT = {"split_s": Bound(1e-7, 4e-5, 3e-6, 0.0), "merge_s": Bound(1e-10, 1e-6, 3e-8, 0.0)}
+SPLIT = {"split_s": Bound(1e-7, 4e-5, 3e-6, 0.0), "merge_s": Bound(3e-12, 3e-8, 1e-9, 0.0)}
 WHOLE = {"split_s": 0.0, "merge_s": 0.0, "split": 0.0}
 # kinds of attention kernels: these are no matter of degree, so each is a form of its own
 KERNELS = ("blocks", "persistent", "split")
@@ -84,12 +83,12 @@ def bounds_of(family: str, name: str, gpu: GpuSpec) -> tuple[dict[str, Bound], d
     if name == "flat":
         return dict(FLAT), {}
     if name == "blocks":
-        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": 0.0, "in_order": 0.0}
+        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": 0.0}
     if name == "persistent":
-        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": float(gpu.sms), "in_order": 0.0}
+        return dict(BLOCKS), {**WHOLE, "packed": 0.0, "workers": float(gpu.sms)}
     if name == "split":
         # two CTAs an SM
-        return {**BLOCKS, **SPLIT}, {"packed": 1.0, "workers": 0.0, "in_order": 1.0, "split": 2.0 * gpu.sms}
+        return {**BLOCKS, **SPLIT}, {"packed": 1.0, "workers": 0.0, "split": 2.0 * gpu.sms}
     return dict(BOUNDS[family]), {}
 
 

@@ -22,7 +22,7 @@ from calib.fit.methods import PLAIN, axes_of
 from calib.fit.points import Floats, Mask, Points, merged, operator_points, read_rows
 from calib.fit.surface import Smoothness, fit_grid
 from sim.cost.gpu import GpuSpec
-from sim.cost.measured import Key, MeasuredCurve
+from sim.cost.measured import Key, MeasuredCurve, pooled_scale
 from sim.cost.measured_grid import Axis, Grid
 
 SWEEPS = ("shapes", "shards")
@@ -30,6 +30,7 @@ APART = ("gemm/fp8",)  # operators whose sweeps hold other models too: taken apa
 FOLDS, SEED = 5, 43
 LEAST = 5  # points of one set of constants
 SMOOTH = Smoothness(walk=0.25)
+NEXT_TO = 0.05  # knots nearer than that (in logarithms) are one
 # linear layers of many sizes: a sample of the calibrated model's points, and a residual over m, n, k and SMs
 WIDE_SETS, OWN_SAMPLE = 6, 400
 WIDE_M = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -160,18 +161,41 @@ def with_tables(
             PLAIN if plain else smoothness,
             "line" if plain else "hold",
         )
-        shared = 0.0 if plain else _shared(curve.pooled, own.axes, key, wide)
-        tables[key] = replace(own, values=own.values + shared)
+        if not plain and curve.pooled is not None:
+            scale = pooled_scale(part.shape(key))
+            if part.kind != "gemm":  # how a GEMM's time steps between measured sizes is its own
+                own = _between(own, curve.pooled, scale)
+            own = replace(own, values=own.values + _shared(curve.pooled, own.axes, key, wide, scale))
+        tables[key] = own
     return replace(curve, tables=tables)
 
 
-def _shared(pooled: Grid | None, axes: tuple[Axis, ...], key: Key, wide: bool) -> Floats | float:
+def _between(own: Grid, pooled: Grid, scale: float) -> Grid:
+    """The same on the knots of both, within the range of `own`, so that what is pooled keeps its steps between them.
+
+    `scale`: on the first axis from these constants to those that the pooled residual is counted by.
+    """
+    factors = [scale, *[1.0] * (len(own.axes) - 1)]
+    axes = tuple(
+        replace(mine, knots=_united(mine.knots, np.array(axis.knots) / factor))
+        for mine, axis, factor in zip(own.axes, pooled.axes, factors, strict=True)
+    )
+    mesh = np.meshgrid(*(np.array(axis.knots) for axis in axes), indexing="ij")
+    return Grid(axes, own.at(mesh), own.beyond)
+
+
+def _united(mine: tuple[float, ...], others: Floats) -> tuple[float, ...]:
+    """Knots of both: the others' inside the range of mine and not next to one of them."""
+    near = np.abs(np.log1p(others)[:, None] - np.log1p(np.array(mine))).min(axis=1) < NEXT_TO
+    inside = (others > mine[0]) & (others < mine[-1])
+    return tuple(float(knot) for knot in np.unique([*mine, *others[inside & ~near]]))
+
+
+def _shared(pooled: Grid, axes: tuple[Axis, ...], key: Key, wide: bool, scale: float) -> Floats:
     """The pooled residual at the knots of axes."""
-    if pooled is None:
-        return 0.0
-    knots = np.meshgrid(*(np.array(axis.knots) for axis in axes), indexing="ij")
+    first, *rest, sms = np.meshgrid(*(np.array(axis.knots) for axis in axes), indexing="ij")
     between = key[:2] if wide else ()
-    return np.asarray(pooled.at((*knots[:-1], *between, knots[-1])))
+    return np.asarray(pooled.at((first * scale, *rest, *between, sms)))
 
 
 def _wide_form(own: Points, points: Points, gpu: GpuSpec, start: Form | None) -> Form:

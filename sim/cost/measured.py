@@ -87,6 +87,18 @@ def features(shape: Shape) -> tuple[Any, ...]:
     return (batch, decode_keys(shape) / np.maximum(batch, 1.0))
 
 
+# heads of the model whose attention was measured on every set of SMs: what residuals are pooled by
+POOLED_HEADS, POOLED_KV_HEADS = 32, 8
+
+
+def pooled_scale(shape: Shape) -> float:
+    """Factor on the first feature of a shape for the residual that all constants share: a kernel of fewer heads rounds
+    as one of fewer tokens or sequences does, since it has as few blocks."""
+    if isinstance(shape, PrefillAttention):
+        return shape.q_heads / POOLED_HEADS
+    return shape.kv_heads / POOLED_KV_HEADS if isinstance(shape, DecodeAttention) else 1.0
+
+
 @dataclass(frozen=True)
 class MeasuredCurve:
     """One operator. `form`: its physics with fitted terms; `tables`: residual (log of measured over form) or, with
@@ -175,9 +187,10 @@ class MeasuredCurve:
         """Log residual that all measured constants share."""
         if self.pooled is None:
             return 0.0
-        wide = isinstance(shape, Gemm) and len(self.pooled.axes) == 4
-        at = (*features(shape), shape.n, shape.k) if wide and isinstance(shape, Gemm) else features(shape)
-        return self.pooled.at((*at, sms))
+        if isinstance(shape, Gemm) and len(self.pooled.axes) == 4:
+            return self.pooled.at((shape.m, shape.n, shape.k, sms))
+        first, *rest = features(shape)
+        return self.pooled.at((np.asarray(first) * pooled_scale(shape), *rest, sms))
 
     def _clipped(self, shape: Shape) -> Shape:
         """The shape, or the nearest measured one where the curve is to answer as at the edge of its coverage."""

@@ -1,8 +1,10 @@
-"""Prefill attention as blocks of query rows on SMs: longest first, with the leftover of the last wave made explicit.
+"""Prefill attention as blocks of query rows dealt to SMs in turn: the SM with the longest block of each round is last.
 
-Libraries plan for the whole GPU, whatever partition the kernel then runs on. FlashInfer's FA3 starts one persistent
-CTA an SM of the whole GPU, each with a fixed share of the blocks: on 128 of 132 SMs the last four CTAs run behind all
-others, and the kernel takes twice as long. Its FA2 splits keys among idle SMs and merges the parts.
+Nothing evens the rounds out, whether blocks come longest or shortest first: 256 blocks of a causal prompt on 132 SMs
+take as long as the longest and the one 132 places on (measured of FA2 and FA3 alike, for 8 to 32 heads). Libraries plan
+for the whole GPU, whatever partition the kernel then runs on. FlashInfer's FA3 starts one persistent CTA an SM of the
+whole GPU, each with a fixed share of the blocks: on 128 of 132 SMs the last four CTAs run behind all others, and the
+kernel takes twice as long. Its FA2 splits keys among idle SMs and merges the parts.
 """
 
 from __future__ import annotations
@@ -17,33 +19,30 @@ from sim.cost.gpu import GpuSpec
 from sim.cost.measured_terms import Unbounded, read_terms
 from sim.cost.operators import hbm_bytes
 from sim.cost.shapes import Floats, PrefillAttention, Shape, Timing
-from sim.cost.waves import ceil_div
 from sim.errors import SimctlError
 
 ROWS = 128
 KEYS = 128  # keys of one step of a block's loop: work is done in whole steps
+ROUNDS, TURNS = 32, 40  # blocks of a CTA, and CTAs of an SM, that are counted one by one
 
 
 @dataclass(frozen=True)
 class Blocks:
     """`fixed_s` a call; `efficiency`: share of peak FLOP/s within a block; `wave_s`: start and end of a block.
 
-    `tail`: how much of the longest leftover block stands behind the full waves (0 to 1), where the leftover blocks are
-    the shortest, or with `in_order` 1 the longest (rows start in the order of the prompt); `memory`: share of the
-    bandwidth, drawn in full from the share `knee` of the SMs on. `packed`: 1 if a block's rows are those of all heads
-    that share a KV head; `workers`: persistent CTAs, 0 if each block is a CTA; `split`: CTAs that keys are split for
-    when blocks are fewer, at `split_s` a call and `merge_s` a token on the whole GPU.
+    `memory`: share of the bandwidth, drawn in full from the share `knee` of the SMs on. `packed`: 1 if a block's rows
+    are those of all heads that share a KV head; `workers`: persistent CTAs, 0 if each block is a CTA; `split`: CTAs
+    that keys are split for when blocks are fewer, at `split_s` a call and `merge_s` a token and query head on the whole
+    GPU.
     """
 
     fixed_s: float
     efficiency: float
     wave_s: float
-    tail: float
     memory: float
     knee: float
     packed: float
     workers: float
-    in_order: float
     split: float
     split_s: float
     merge_s: float
@@ -73,7 +72,8 @@ class BlocksCurve(Unbounded):
         plan = planned(shape, t)
         keys, waves = busiest(plan, sms, t)
         compute = keys * step_s + waves * t.wave_s
-        merging = np.where(plan.pieces > 1, t.split_s + t.merge_s * np.asarray(shape.q) / share, 0.0)
+        rows = np.asarray(shape.q) * shape.q_heads
+        merging = np.where(plan.pieces > 1, t.split_s + t.merge_s * rows / share, 0.0)
         memory = hbm_bytes(shape) / (t.memory * self.gpu.hbm_bytes_per_s * np.minimum(1.0, share / t.knee))
         seconds = np.asarray(t.fixed_s + np.maximum(compute, memory) + merging)
         active = np.minimum(1.0, plan.total / np.maximum(keys * sms, 1.0))
@@ -82,14 +82,13 @@ class BlocksCurve(Unbounded):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch consists of, per array element: blocks (`units`) of `heads` alike, each in `pieces`; keys of the
-    shortest and the longest block and of all; `seen(i)`: keys of the i-th shortest row of blocks."""
+    """What a launch consists of, per array element: blocks (`units`) of `heads` alike, each in `pieces`; keys of all;
+    `seen(i)`: keys of the i-th shortest row of blocks."""
 
     units: Any
     heads: int
     pieces: Any
     total: Floats
-    longest: Any
     seen: Callable[[Any], Any]
 
 
@@ -101,39 +100,56 @@ def planned(shape: PrefillAttention, t: Blocks) -> Plan:
     q, h = np.asarray(shape.q, dtype=np.float64), np.asarray(shape.h, dtype=np.float64)
     group = shape.q_heads // shape.kv_heads
     tokens, heads = (max(1, ROWS // group), shape.kv_heads) if t.packed else (ROWS, shape.q_heads)
-    most = np.inf if shape.window is None else float(shape.window + tokens)
 
-    def seen(row: Any) -> Any:
-        end = np.minimum((row + 1) * tokens, q)
-        return ceil_div(np.minimum(h + end, most), KEYS) * KEYS
+    def seen(row: Any) -> Floats:
+        keys = np.minimum((row + 1.0) * tokens, q) + h
+        if shape.window is not None:
+            keys = np.minimum(keys, float(shape.window + tokens))
+        return np.asarray(np.ceil(keys / KEYS) * KEYS)
 
-    units = ceil_div(np.asarray(shape.q), tokens) * heads
-    longest = seen(units // heads - 1)
-    pieces = np.ones(np.shape(units))
+    rows = np.ceil(q / tokens)
+    longest = seen(rows - 1)
+    units, pieces = rows * heads, np.ones(np.shape(rows))
     if t.split:
         pieces = np.clip(t.split // np.maximum(units, 1), 1, longest // KEYS)
-    return Plan(units, heads, pieces, units * (seen(0) + longest) / 2.0, longest, seen)
+    return Plan(units, heads, pieces, units * (seen(0) + longest) / 2.0, seen)
 
 
 def busiest(plan: Plan, sms: Any, t: Blocks) -> tuple[Floats, Floats]:
-    """(keys that the last SM to finish goes through, blocks that it runs), per array element."""
-    if not t.workers:
-        return _makespan(plan, sms, t)
-    keys, waves = _makespan(plan, t.workers, t)
-    rounds = ceil_div(np.minimum(plan.units, t.workers), sms)
-    return keys * rounds, waves * rounds
+    """(keys that the last SM to finish goes through, blocks that it runs), per array element.
 
-
-def _makespan(plan: Plan, workers: Any, t: Blocks) -> tuple[Floats, Floats]:
-    """Full waves even out, and the leftover blocks run behind them."""
+    SMs take every so-manieth block; of persistent CTAs, which do that themselves, they take every so-manieth CTA.
+    """
     count = plan.units * plan.pieces
-    over = count % workers
-    row = over // (plan.heads * plan.pieces)
-    if t.in_order:
-        first, last = plan.longest / plan.pieces, plan.seen(plan.units // plan.heads - 1 - row) / plan.pieces
-    else:
-        first, last = plan.seen(row) / plan.pieces, plan.seen(0) / plan.pieces
-    left = np.where(over > 0, over * (first + last) / 2.0, 0.0)
-    full = (plan.total - left) / workers + np.where(over > 0, t.tail * first, 0.0)
-    keys = np.maximum(np.maximum(full, plan.total / workers), plan.longest / plan.pieces)
-    return np.asarray(keys), np.asarray(ceil_div(count, workers))
+    if not t.workers:
+        return _dealt(plan, count, sms)
+    turns = np.ceil(np.minimum(count, t.workers) / sms)
+
+    def of_cta(turn: Any) -> Floats:
+        return np.stack(np.broadcast_arrays(*_dealt(plan, count - turn * sms, t.workers)))
+
+    keys, blocks = _summed(turns, TURNS, of_cta)
+    return keys, blocks
+
+
+def _dealt(plan: Plan, first: Any, workers: Any) -> tuple[Floats, Floats]:
+    """Keys and number of every `workers`-th block from the `first`-shortest down."""
+    rounds = np.asarray(np.ceil(np.maximum(first, 1) / workers))
+    alike = plan.heads * plan.pieces
+
+    def of_block(turn: Any) -> Floats:
+        return plan.seen(np.floor(np.maximum(first - 1 - turn * workers, 0) / alike)) / plan.pieces
+
+    return _summed(rounds, ROUNDS, of_block), rounds
+
+
+def _summed(turns: Floats, most: int, value: Callable[[Any], Floats]) -> Floats:
+    """Sum of `value` over turns 0, 1, ...; those beyond `most` count as the mean of their first and last."""
+    total = value(0.0 * turns)
+    shown = min(int(np.max(turns)), most)
+    for turn in range(1, shown):
+        total = total + np.where(turn < turns, value(np.minimum(turn, turns - 1)), 0.0)
+    rest = np.maximum(turns - shown, 0)
+    if np.any(rest):
+        total = total + rest * (value(np.minimum(shown, turns - 1)) + value(turns - 1)) / 2.0
+    return np.asarray(total)

@@ -30,12 +30,11 @@ PERSISTENT = {
         "fixed_s": 4e-6,
         "efficiency": 0.6,
         "wave_s": 2e-6,
-        "tail": 0.5,
         "memory": 0.7,
         "knee": 0.4,
         "packed": 0.0,
     },
-    **{"workers": 132.0, "in_order": 0.0, "split": 0.0, "split_s": 0.0, "merge_s": 0.0},
+    **{"workers": 132.0, "split": 0.0, "split_s": 0.0, "merge_s": 0.0},
 }
 
 
@@ -88,7 +87,7 @@ def test_the_terms_of_persistent_attention_come_back():
         form=("blocks", PERSISTENT),
     )
     found = fit_form(made, H200, "persistent")
-    for name in ("efficiency", "wave_s", "tail"):
+    for name in ("efficiency", "wave_s"):
         assert found.terms[name] == pytest.approx(PERSISTENT[name], rel=0.15), name
 
 

@@ -10,7 +10,7 @@ import pytest
 from sim.cost.gpu import load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data, curve_from_data, form_of
 from sim.cost.measured_grid import Axis, Grid
-from sim.cost.shapes import DecodeAttention, Elementwise, Gemm
+from sim.cost.shapes import DecodeAttention, Elementwise, Gemm, PrefillAttention, Shape
 from sim.errors import SimctlError
 
 H200 = load_gpu("h200-sxm")
@@ -133,3 +133,23 @@ def test_an_element_wise_curve_is_read_by_rows():
     made = curve(tables={(8192,): Grid(axes, np.full((2, 2), np.log(3.0)))})
     shape = Elementwise(np.array([8]), 8192)
     assert made.timing(shape, 132).seconds == pytest.approx(3.0 * made.form.timing(shape, 132).seconds)
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_other_heads_take_the_residual_of_as_many_blocks(kind):
+    """A shard of a quarter of the heads at four times the tokens or sequences has as many blocks."""
+    axes = (Axis("first", (16.0, 64.0, 256.0)), Axis("second", (0.0, 4096.0), "log2p256"), AXES[1])
+    values = np.log(np.broadcast_to(np.array([1.0, 1.4, 2.0])[:, None, None], (3, 2, 2)))
+    made = curve(tables={}, pooled=Grid(axes, values))
+
+    def shape(first: int, share: int) -> Shape:
+        heads = (32 // share, 8 // share, 128, 2, None)
+        if kind == "prefill":
+            return PrefillAttention(np.array([first]), np.array([1024]), *heads)
+        return DecodeAttention(np.array([first]), np.array([first * 1024.0]), *heads)
+
+    for first, factor in ((64, 1.4), (256, 2.0)):
+        for share in (1, 4):
+            asked = shape(first * share, share)
+            alone = made.form.timing(asked, 132).seconds
+            assert made.timing(asked, 132).seconds == pytest.approx(factor * alone)
