@@ -141,7 +141,7 @@ def fit_steps(
     composition, record = fit_and_score(steps, shares, layers, gpu.sms)
     runs = read_warm(folder)
     if runs is not None:
-        composition = replace(composition, warming=fit_warming(runs))
+        composition = replace(composition, warming=fit_warming(runs, folder))
         record |= {"clock behind decodes": warming_errors(runs, composition.warming)}
     return *_own_terms(folder, gpu, model, curves, composition, record), repeat_sd(folder)
 

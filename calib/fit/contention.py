@@ -108,7 +108,7 @@ def _score(predicted: Floats, measured: Floats) -> float:
 def measured_on(folder: Path, gpu: GpuSpec) -> tuple[Corun, str]:
     """Co-runs of a folder and the model that ran."""
     runs = read_warm(folder)
-    corun = read_corun(folder, gpu, warming=None if runs is None else fit_warming(runs))
+    corun = read_corun(folder, gpu, warming=None if runs is None else fit_warming(runs, folder))
     return corun, str(read_rows(folder, "corun")["model"].iloc[0])
 
 

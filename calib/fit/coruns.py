@@ -84,8 +84,7 @@ def _corun(first: pd.DataFrame, second: pd.DataFrame, gpu: GpuSpec, warming: War
     alone = [column(side, "alone_s") for side in (first, second)]
     if warming is not None:
         tokens = np.array([float(sum(numbers(q))) for q in first["q_tokens"]])
-        settled = alone[0] / (1.0 - warming.slope.at((tokens,)) * warming.target.at((tokens,)))
-        alone[0] = np.where(column(first, "sms") == gpu.sms, settled, alone[0])
+        alone[0] = np.where(column(first, "sms") == gpu.sms, alone[0] * warming.settled(tokens), alone[0])
     # means, since rates are what is wanted: where two kernels lock into two patterns, the median is one of them
     slow = np.stack(
         [

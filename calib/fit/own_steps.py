@@ -39,9 +39,8 @@ def joined(
     kept, cold = usable(first, whole_sms), ~usable(second, whole_sms)
     if warming is None:
         return both(first.take(kept), second.take(~cold)), np.concatenate([of_first[kept], of_second[~cold]])
-    tokens = second.tokens
-    heat = 1.0 / (1.0 - warming.slope.at((tokens,)) * warming.target.at((tokens,)))
-    second = replace(second, seconds=np.where(cold, second.seconds * heat, second.seconds))
+    slower = warming.settled(second.tokens)
+    second = replace(second, seconds=np.where(cold, second.seconds * slower, second.seconds))
     return both(first.take(kept), second), np.concatenate([of_first[kept], of_second])
 
 

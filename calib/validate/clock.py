@@ -1,4 +1,4 @@
-"""The clock's heat along a log: what each launch takes of its price at a settled clock, by the engine's own rule."""
+"""The clock under the power cap along a log: what each launch takes of its settled price, by the engine's own rule."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.engine.heat import heat_factor, pass_heat
+from sim.engine.heat import decode_factor, pass_factor, spent_after
 from sim.engine.layout import DECODE_LANE, PREFILL_LANE
 
 
 @dataclass(frozen=True)
 class Busy:
-    """A launch for the clock: when it ran, on which lane, `tokens` of its linear layers (0 of a decode step),
-    SMs and GPU seconds at a settled clock."""
+    """A launch for the clock: when it ran, on which lane, `tokens` of its linear layers (0 of a decode step), `batch`
+    of its decodes, SMs and GPU seconds at a settled clock."""
 
     lane: int
     sms: int
     tokens: int
+    batch: int
     start_s: float
     end_s: float
     gpu_s: float
@@ -25,32 +26,56 @@ class Busy:
 
 def heat_factors(p: Any, total_sms: int, launches: Sequence[Busy]) -> list[float]:
     """The factor on the GPU seconds of each; all 1 where the prices know no heat."""
-    found = [1.0] * len(launches)
     if p.heat_on == 0:
-        return found
+        return [1.0] * len(launches)
+    if all(one.lane == PREFILL_LANE for one in launches):
+        return _one_lane(p, launches)
+    found = [1.0] * len(launches)
     events = [(one.start_s, 1, i) for i, one in enumerate(launches)]
     events += [(one.end_s, 0, i) for i, one in enumerate(launches)]
-    heat, now, target = [0.0, 0.0], 0.0, 0.0
+    spent_s, now, rate = 0.0, 0.0, 0.0
     busy: dict[int, Busy] = {}
     for at, starts, i in sorted(events):
-        pass_heat(heat, 0, target, max(0.0, at - now) * p.heat_rate)
+        spent_s = spent_after(p, spent_s, rate, max(0.0, at - now), 0.0)
         one, now = launches[i], max(at, now)
         if starts:
-            own = target_of(p, total_sms, {**busy, one.lane: one})
-            slope = p.heat_slope[one.tokens] if one.tokens else p.heat_decode
-            found[i] = heat_factor(p, slope, heat[0], heat[1], own, one.gpu_s)
+            found[i] = _beside(p, total_sms, one, spent_s, 1 - one.lane in busy)
             busy[one.lane] = one
         elif busy.get(one.lane) is one:
             del busy[one.lane]
-        target = target_of(p, total_sms, busy)
+        rate = _rate(p, total_sms, busy)
     return found
 
 
-def target_of(p: Any, total_sms: int, busy: dict[int, Busy]) -> float:
-    """Where the heat goes with what is in flight by lane (`sim.engine.heat.lanes_target`)."""
-    prefill = busy.get(PREFILL_LANE)
-    if prefill is None or not prefill.tokens:
-        return 0.0
-    if prefill.sms < total_sms and DECODE_LANE not in busy:
-        return 0.0
-    return float(p.heat_target[prefill.tokens]) * prefill.sms / total_sms
+def _one_lane(p: Any, launches: Sequence[Busy]) -> list[float]:
+    """What is not the GPU's time of a launch is idle, as the time between launches is."""
+    found, spent_s, now = [], 0.0, 0.0
+    for one in launches:
+        spent_s = spent_after(p, spent_s, 0.0, 0.0, one.start_s - now)
+        found.append(_beside(p, one.sms, one, spent_s, False))
+        rate = p.heat_draw[one.tokens] if one.tokens else -p.heat_rest[one.batch]
+        gpu_s, now = one.gpu_s * found[-1], one.end_s
+        spent_s = spent_after(p, spent_s, rate, gpu_s, one.end_s - one.start_s - gpu_s)
+    return found
+
+
+def _beside(p: Any, total_sms: int, one: Busy, spent_s: float, beside: bool) -> float:
+    """The factor on a launch that starts with so much spent (`sim.engine.heat.launch_heat`)."""
+    if not one.tokens:
+        factor = decode_factor(p, spent_s)
+        return float(factor / (1.0 + p.heat_decode) if beside else factor)
+    share = one.sms / total_sms
+    if not beside and share < 1.0:
+        return 1.0
+    draw, gain = p.heat_draw[one.tokens] * share, p.heat_gain[one.tokens] * share
+    return float(pass_factor(p, spent_s, draw, gain, one.gpu_s))
+
+
+def _rate(p: Any, total_sms: int, busy: dict[int, Busy]) -> float:
+    """What is in flight by lane draws a second (`sim.engine.heat.lanes_rate`)."""
+    prefill, decodes = busy.get(PREFILL_LANE), busy.get(DECODE_LANE)
+    if prefill is not None and prefill.tokens:
+        drawing = decodes is not None or prefill.sms == total_sms
+        return float(p.heat_draw[prefill.tokens]) * prefill.sms / total_sms if drawing else 0.0
+    steps = decodes if prefill is None else prefill
+    return float(-p.heat_idle if steps is None else -p.heat_rest[steps.batch])

@@ -17,6 +17,7 @@ from calib.validate.replay import DECODE_PRIORITY, Replay, shapes_of
 from sim.config.schema import Experiment
 from sim.cost.profiled import ProfiledCost
 from sim.engine import simulate
+from sim.engine.deployment import Deployment
 from sim.metrics import Slo, summarise
 from sim.policies import make_policy
 from sim.study.plan import target_of
@@ -69,12 +70,13 @@ def _group(
 ) -> Group:
     read = [read_case(folder, name) for name in names]
     facts, _, requests = read[0]
-    cost = with_hosts(cost, folder, make_policy(facts["entry"]).lanes)
+    policy = make_policy(facts["entry"])
+    cost = with_hosts(cost, folder, policy.lanes)
     logs, predicted = [], []
     for _, steps, _ in read:
         shapes = shapes_of(steps)
         logs.append(steps)
-        predicted.append(Replay(cost, shapes).seconds(shapes))
+        predicted.append(Replay(cost, shapes, policy.attention(_deployment(cost, facts))).seconds(shapes))
     all_steps = pd.concat(logs, ignore_index=True)
     summary, simulated = _simulate(e, facts, requests, cost)
     return Group(
@@ -88,6 +90,12 @@ def _group(
         np.concatenate(predicted),
         all_steps,
     )
+
+
+def _deployment(cost: ProfiledCost, facts: Mapping[str, Any]) -> Deployment:
+    """What the executor offered the policy, as far as its kind of attention may depend on it."""
+    blocks, gpu = int(facts["num_gpu_blocks"]), cost.gpu
+    return Deployment(blocks, 16, cost.model.max_context, gpu.name, gpu.sms, cost.model.layers)
 
 
 def workload_from(requests: pd.DataFrame) -> Workload:

@@ -30,6 +30,8 @@ def fit_hosts(steps: pd.DataFrame, terms: HostTerms, layers: int, source: str) -
     The gap of a step has a part of its kind of launch and one for each sequence (least absolute deviations), and that
     of a group of layers a constant (median). Terms that the log does not show keep those of `terms`.
     """
+    if "ahead" in steps.columns:  # what is queued behind a step that runs costs no host time of its own
+        steps = steps[steps["ahead"] == 0]
     taken_s = steps["end_s"] - steps["start_s"]
     share = (steps["last_layer"] - steps["first_layer"]) / layers
     gap_s = taken_s - np.maximum(steps["gpu_s"], steps["launch_s"])

@@ -10,12 +10,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from calib.validate.clock import Busy, heat_factors
+from sim.cost.attention import AttentionMode
 from sim.cost.pairs import compile_pairs, pair_factor
 from sim.cost.profiled import ProfiledCost
 from sim.cost.step import (
     decode_attention_s,
     decode_pass_s,
     dense_s,
+    fused_saving_s,
     head_s,
     overhang_s,
     prefill_attention_s,
@@ -29,7 +31,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Shape:
     """A logged launch: new tokens and history of each chunk, decodes, the sum of their contexts, and by how many
-    tokens the longest of them stands out."""
+    tokens the longest of them stands out. `fused`: its attention ran in one kernel; `ahead`: it was launched behind a
+    step that still ran; `rows`: of its linear layers, padding included (0: as the simulator pads)."""
 
     lane: int
     sms: int
@@ -40,6 +43,9 @@ class Shape:
     overhang: int
     start_s: float
     end_s: float
+    fused: bool = False
+    ahead: bool = False
+    rows: int = 0
 
 
 def shapes_of(steps: pd.DataFrame) -> list[Shape]:
@@ -55,6 +61,10 @@ def shapes_of(steps: pd.DataFrame) -> list[Shape]:
             int(row.overhang),
             float(row.start_s),
             float(row.end_s),
+            # logs of serial executors do not have these columns
+            bool(getattr(row, "fused", 0)),
+            int(getattr(row, "ahead", 0)) > 0,
+            int(getattr(row, "rows", 0)),
         )
         for row in steps.itertuples(index=False)
     ]
@@ -73,9 +83,11 @@ _Neighbour = tuple[Shape, tuple[float, float]]
 class Replay:
     """Prices of one run's launches: tables as large as the largest of them, on every SM set that it used."""
 
-    def __init__(self, cost: ProfiledCost, shapes: list[Shape]) -> None:
+    def __init__(
+        self, cost: ProfiledCost, shapes: list[Shape], attention: AttentionMode | None = None
+    ) -> None:
         self._layers, total = cost.model.layers, cost.gpu.sms
-        rows = [sum(q for q, _ in s.chunks) + s.batch for s in shapes]
+        rows = [max(_rows(s), s.rows if s.chunks else 0) for s in shapes]
         seqs = max(len(s.chunks) + s.batch for s in shapes)
         self._sizes = [total, *sorted({s.sms for s in shapes} - {total})]
         partitions = self._sizes[1:]
@@ -85,6 +97,7 @@ class Replay:
             max_context=cost.model.max_context,
             partitions=partitions,
             compiled=False,
+            attention=attention,
         )
         pairs = _pairs(shapes)
         self._x: Any = compile_pairs(cost, partitions, pairs, priority=DECODE_PRIORITY) if pairs else None
@@ -112,7 +125,7 @@ class Replay:
         """(seconds of the whole launch, of these the GPU's) of each, alone on its SMs, at the clock that it found."""
         parts = [self._parts(shape) for shape in shapes]
         busy = [
-            Busy(s.lane, s.sms, _rows(s) if s.chunks else 0, s.start_s, s.end_s, gpu_s)
+            Busy(s.lane, s.sms, _rows(s) if s.chunks else 0, s.batch, s.start_s, s.end_s, gpu_s)
             for s, (gpu_s, _, _) in zip(shapes, parts, strict=True)
         ]
         hot = heat_factors(self._p, self._sizes[0], busy)
@@ -126,12 +139,18 @@ class Replay:
         p, part = self._p, self._sizes.index(s.sms)
         if not s.chunks:
             gpu_s = decode_pass_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
+            if s.ahead:
+                return gpu_s, 0.0, 0.0
             return gpu_s, p.host_graph_s[s.batch], p.gap_graph_s[s.batch]
         new, rows = sum(q for q, _ in s.chunks), len(s.chunks) + s.batch
-        gpu_s = dense_s(p, part, new + s.batch, False)
-        gpu_s += sum(prefill_attention_s(p, part, q, h) for q, h in s.chunks)
-        gpu_s -= (len(s.chunks) - 1) * p.pre_fixed_s[part]
-        gpu_s += decode_attention_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
+        gpu_s = dense_s(p, part, max(new + s.batch, s.rows), False)
+        prefill_s = sum(prefill_attention_s(p, part, q, h) for q, h in s.chunks)
+        decode_s = decode_attention_s(p, part, s.batch, s.context) + overhang_s(p, part, s.batch, s.overhang)
+        gpu_s += prefill_s - (len(s.chunks) - 1) * p.pre_fixed_s[part] + decode_s
+        if s.fused:
+            pairs = sum(q * h + q * (q + 1) // 2 for q, h in s.chunks)
+            apart_s = prefill_s + decode_s
+            gpu_s -= fused_saving_s(p, len(s.chunks), new, pairs, s.batch, s.context, apart_s)
         share = (s.layers[1] - s.layers[0]) / self._layers
         gpu_s *= share
         gap_s = p.gap_eager_s[rows] * share + (p.gap_group_s if share < 1.0 else 0.0)

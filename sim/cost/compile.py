@@ -153,7 +153,7 @@ def _tables(key: _Key, limits: Limits) -> Prices:
         noise=np.ones(1),
         **_mixed(key, limits, SERIAL, 16),
         **coverage(cost, limits),
-        **warming_tables(cost, limits.max_tokens),
+        **warming_tables(cost, limits.max_tokens, limits.max_seqs),
     )
 
 

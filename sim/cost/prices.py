@@ -50,9 +50,9 @@ class Prices(Columns):
       keys k of the chunk's queries, b decodes and mean context c, linear between the knots `mix_k_knot`, `mix_b_knot`,
       `mix_c_knot` (inverse widths `_inv`; knot below by `_at` of k >> 6, b and c >> 6), flat in that order.
       `mix_chunks`: chunks that the kernel takes at once; `mix_reason`: why it never runs (`sim.cost.fallbacks`), or 0.
-    - the clock's heat (`sim.engine.heat`), of the whole GPU where `heat_on` is 1: a pass of m tokens with prompts takes
-      `heat_slope[m]` of its seconds more for each unit of heat beyond `heat_target[m]`, where it lets the heat settle;
-      decode steps take `heat_decode` more for each unit. `heat_rate`: 1 / time constant in seconds.
+    - the clock under the power cap (`sim.engine.heat`), if `heat_on` is 1: `heat_room_s` seconds of full passes at the
+      top clock; a pass of m tokens draws `heat_draw[m]` of that a second and takes `heat_gain[m]` of its price less; b
+      decodes win `heat_rest[b]` back a second and take up to `heat_decode` more; an idle GPU wins back `heat_idle`.
     - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
     """
 
@@ -115,7 +115,9 @@ class Prices(Columns):
     cover_batch: int = UNBOUNDED
     cover_context: int = UNBOUNDED
     heat_on: int = 0
-    heat_rate: float = 0.0
+    heat_room_s: float = 0.0
+    heat_idle: float = 0.0
     heat_decode: float = 0.0
-    heat_slope: Any = field(default_factory=lambda: np.zeros(1))
-    heat_target: Any = field(default_factory=lambda: np.zeros(1))
+    heat_draw: Any = field(default_factory=lambda: np.zeros(1))
+    heat_gain: Any = field(default_factory=lambda: np.zeros(1))
+    heat_rest: Any = field(default_factory=lambda: np.zeros(1))

@@ -1,4 +1,4 @@
-"""How the clock's heat changes prices: measured slopes, where passes let it settle, and time constants.
+"""How the clock under the power cap changes prices: what passes draw and gain, what decodes and idle time win back.
 
 `sim.engine.heat` holds the state. Without measurements (another GPU, no sweep of the kind) prices know no heat.
 """
@@ -18,47 +18,59 @@ from sim.errors import SimctlError
 if TYPE_CHECKING:
     from sim.cost.profiled import ProfiledCost
 
-NUMBERS = ("decode_slope", "time_s")
+GRIDS = ("gain", "draw", "rest")
+NUMBERS = ("room_s", "idle", "decode_loss")
 
 
 @dataclass(frozen=True)
 class Warming:
-    """`slope`: share of a pass's seconds more for a unit of heat, `target`: heat at which it settles, both over its
-    tokens; `decode_slope` of decode steps, which settle at 0; `time_s`: the time constant of draw and heat."""
+    """Over a pass's tokens: `gain`, share of its price less at the top clock, `draw`, seconds of room that a second of
+    it uses. Over a decode step's batch: `rest`, seconds of room that a second wins back; `idle`: of an idle GPU.
+    `room_s`: seconds of full passes at the top clock; `decode_loss`: share of its price that a step takes more when
+    none are left."""
 
-    slope: Grid
-    target: Grid
-    decode_slope: float
-    time_s: float
+    gain: Grid
+    draw: Grid
+    rest: Grid
+    room_s: float
+    idle: float
+    decode_loss: float
+
+    def settled(self, tokens: Any) -> Any:
+        """Seconds at the settled clock over seconds at the top clock."""
+        return 1.0 / (1.0 - self.gain.at((tokens,)))
 
     def as_data(self) -> dict[str, Any]:
         """A JSON-like mapping that `warming_from_data` reads."""
         numbers = {name: float(f"{getattr(self, name):.4g}") for name in NUMBERS}
-        return {"slope": self.slope.as_data(), "target": self.target.as_data(), **numbers}
+        return {name: getattr(self, name).as_data() for name in GRIDS} | numbers
 
 
 def warming_from_data(data: Mapping[str, Any], where: str) -> Warming:
     """Terms of `curves.json`; SimctlError names `where`."""
-    for key in ("slope", "target", *NUMBERS):
+    for key in (*GRIDS, *NUMBERS):
         if key not in data:
             raise SimctlError(f"{where}: key '{key}' is missing.")
-    slope, target = (Grid.from_data(data[key], f"{where}, {key}") for key in ("slope", "target"))
-    numbers = [float(data[name]) for name in NUMBERS]
-    if not (numbers[0] >= 0.0 and numbers[1] > 0.0):
-        raise SimctlError(f"{where}: time_s must be positive, and decode_slope at least 0.")
-    return Warming(slope, target, *numbers)
+    gain, draw, rest = (Grid.from_data(data[key], f"{where}, {key}") for key in GRIDS)
+    room_s, idle, loss = (float(data[name]) for name in NUMBERS)
+    if not (room_s > 0.0 and idle >= 0.0 and loss >= 0.0):
+        raise SimctlError(f"{where}: room_s must be positive, idle and decode_loss at least 0.")
+    return Warming(gain, draw, rest, room_s, idle, loss)
 
 
-def warming_tables(cost: ProfiledCost, max_tokens: int) -> dict[str, Any]:
+def warming_tables(cost: ProfiledCost, max_tokens: int, max_seqs: int) -> dict[str, Any]:
     """Fields `heat_*` of the price tables; none where nothing was measured."""
     found = None if cost.profile.composition is None else cost.profile.composition.warming
     if found is None:
         return {}
     tokens = np.maximum(1, grid_tokens(np.arange(max_tokens + 1)))
+    batch = np.maximum(1, np.arange(max_seqs + 1))
     return {
         "heat_on": 1,
-        "heat_rate": 1.0 / found.time_s,
-        "heat_decode": found.decode_slope,
-        "heat_slope": np.ascontiguousarray(found.slope.at((tokens,))),
-        "heat_target": np.ascontiguousarray(found.target.at((tokens,))),
+        "heat_room_s": found.room_s,
+        "heat_idle": found.idle,
+        "heat_decode": found.decode_loss,
+        "heat_draw": np.ascontiguousarray(found.draw.at((tokens,))),
+        "heat_gain": np.ascontiguousarray(found.gain.at((tokens,))),
+        "heat_rest": np.ascontiguousarray(found.rest.at((batch,))),
     }

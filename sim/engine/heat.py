@@ -1,12 +1,10 @@
-"""The clock as a slow state of the GPU: heat is 0 at the top clock and 1 where long prefill has brought it.
+"""The clock under the power cap: how long the GPU may still run at the top clock is a state of the engine.
 
-What runs draws power, a mean of the draw over some tens of milliseconds decides on the clock, and the clock on what
-passes take: a pass with prompts after decodes runs at the top clock for 60 ms and more, decodes behind prompts are slow
-for as long. `DRAW` is that mean, in the heat at which it lets the clock settle; `HEAT` follows it, both with one time
-constant. Prices are those of settled clocks; slopes, targets and the constant are measured (`sim.cost.warming`).
-
-Over x time constants both decay by 1 / (1 + x + x^2 / 2 + x^3 / 6), which stands for exp(-x): no transcendental
-function a step. They are brought forward only where a launch starts or ends, so that bursts change nothing.
+A GPU may draw more than its cap for a while. Passes with prompts spend that and then run at the clock that the cap
+allows; decodes and idle time win it back. So a pass after decodes is faster than its price, which is that of a settled
+clock, and decodes behind prompts are slow until the clock is up again. `SPENT` is what has been drawn, in seconds of
+full passes at the top clock, from 0 to `heat_room_s`; what passes draw and others win back is measured
+(`sim.cost.warming`). It is brought forward only where a launch starts or ends, so that bursts change nothing.
 """
 
 from __future__ import annotations
@@ -15,76 +13,92 @@ from typing import Any
 
 from sim.engine.layout import (
     DECODE_LANE,
-    DRAW,
-    HEAT,
     HEAT_AT,
+    HEAT_IDLE,
     HEAT_RATE,
-    HEAT_TARGET,
+    HEAT_ROOM,
     LANE_BATCH,
     LANE_BUSY,
+    LANE_DRAWS,
+    LANE_FLOATS,
     LANE_INTEGERS,
     LANE_PART,
     LANE_TOKENS,
-    LANE_WARMS,
     LANES,
     LANES_F,
     PREFILL_LANE,
     SMS,
+    SPENT,
     WHOLE_GPU,
 )
 from sim.jit import jit
 
 
 @jit
-def heat_factor(p: Any, slope: float, heat: float, draw: float, target: float, gpu_s: float) -> float:
-    """What a launch of `gpu_s` seconds at its settled clock takes of these from this heat on, by its mean heat."""
-    x = gpu_s * p.heat_rate
-    w = x * (0.5 + x / 6.0)
-    own, drawn = heat - target, draw - target
-    return float(1.0 + slope * (own + (own + drawn) * w) / (1.0 + x * (1.0 + w)))
+def pass_factor(p: Any, spent_s: float, draw: float, gain: float, gpu_s: float) -> float:
+    """What a pass of `gpu_s` seconds at its settled clock takes of these: 1 - `gain` at the top clock, at which it
+    draws `draw` a second, until nothing is left."""
+    room_s, needed_s = p.heat_room_s - spent_s, draw * (1.0 - gain) * gpu_s
+    if room_s >= needed_s:
+        return 1.0 - gain
+    return float(1.0 - gain * room_s / needed_s)
 
 
 @jit
-def pass_heat(fv: Any, at: int, target: float, x: float) -> None:
-    """Bring the heat at `fv[at]` and the draw behind it forward by x time constants of what settles at `target`."""
-    w = x * (0.5 + x / 6.0)
-    decay = 1.0 / (1.0 + x * (1.0 + w))
-    own, drawn = fv[at] - target, fv[at + 1] - target
-    fv[at] = target + (own + drawn * x) * decay
-    fv[at + 1] = target + drawn * decay
+def decode_factor(p: Any, spent_s: float) -> float:
+    """What decodes take of their price when so much has been spent: more until the clock is up again."""
+    away = spent_s / p.heat_room_s
+    return float(1.0 + p.heat_decode * away * away * away * away)
+
+
+@jit
+def spent_after(p: Any, spent_s: float, draw: float, seconds: float, idle_s: float) -> float:
+    """What has been spent after `seconds` that draw so much each (less than 0: win it back) and so many idle ones."""
+    spent_s = min(max(spent_s + draw * seconds, 0.0), p.heat_room_s)
+    return float(max(spent_s - p.heat_idle * max(0.0, idle_s), 0.0))
 
 
 @jit
 def settle_heat(r: Any, now: float) -> None:
-    """Two lanes: bring the heat forward to `now`, what is in flight having been the same since it was last."""
+    """Two lanes: bring `SPENT` forward to `now`, what is in flight having been the same since it was last."""
     fv = r.fv
-    pass_heat(fv, HEAT, fv[HEAT_TARGET], (now - fv[HEAT_AT]) * fv[HEAT_RATE])
+    spent_s = fv[SPENT] + fv[HEAT_RATE] * (now - fv[HEAT_AT])
+    fv[SPENT] = min(max(spent_s, 0.0), fv[HEAT_ROOM])
     fv[HEAT_AT] = now
 
 
 @jit
-def lanes_target(r: Any) -> None:
-    """Two lanes: where the heat goes with what is in flight. Prefill on a part of the GPU draws by its share of the SMs
-    beside decodes, and stays below the power cap alone."""
+def lanes_rate(r: Any) -> None:
+    """Two lanes: what is in flight draws. Prefill on a part of the GPU draws by its share of the SMs beside decodes,
+    and stays below the power cap alone."""
     iv, fv = r.iv, r.fv
-    whole = iv[LANES + LANE_PART] == WHOLE_GPU
-    beside = iv[LANES + DECODE_LANE * LANE_INTEGERS + LANE_BUSY] == 1
-    running = iv[LANES + LANE_BUSY] == 1 and (whole or beside)
-    fv[HEAT_TARGET] = fv[LANES_F + LANE_WARMS] if running else 0.0
+    decodes = iv[LANES + DECODE_LANE * LANE_INTEGERS + LANE_BUSY] == 1
+    if iv[LANES + LANE_BUSY] == 1:
+        drawing = decodes or iv[LANES + LANE_PART] == WHOLE_GPU
+        fv[HEAT_RATE] = fv[LANES_F + LANE_DRAWS] if drawing else 0.0
+    elif decodes:
+        fv[HEAT_RATE] = fv[LANES_F + DECODE_LANE * LANE_FLOATS + LANE_DRAWS]
+    else:
+        fv[HEAT_RATE] = -fv[HEAT_IDLE]
 
 
 @jit
 def launch_heat(r: Any, p: Any, lane: int, part: int, gpu_s: float) -> float:
-    """Two lanes: the factor on the price of a launch that starts now on a price partition; `lanes_target` comes after
-    it. Slowdowns beside another launch are settled ones, too, so the target is that of both."""
+    """Two lanes: the factor on the price of a launch that starts now on a price partition; `lanes_rate` comes after it.
+    Slowdowns beside another launch are settled ones, too: with room left both are faster than these."""
     iv, fv = r.iv, r.fv
-    fv[HEAT_RATE] = p.heat_rate
+    fv[HEAT_ROOM] = p.heat_room_s
+    fv[HEAT_IDLE] = p.heat_idle
     beside = iv[LANES + (1 - lane) * LANE_INTEGERS + LANE_BUSY] == 1
     if lane == PREFILL_LANE:
         tokens = iv[LANES + LANE_TOKENS] + iv[LANES + LANE_BATCH]
-        warms = p.heat_target[tokens] * r.policy_sms[part] / iv[SMS]
-        fv[LANES_F + LANE_WARMS] = warms
-        target = warms if beside or part == WHOLE_GPU else 0.0
-        return float(heat_factor(p, p.heat_slope[tokens], fv[HEAT], fv[DRAW], target, gpu_s))
-    target = fv[LANES_F + LANE_WARMS] if beside else 0.0
-    return float(heat_factor(p, p.heat_decode, fv[HEAT], fv[DRAW], target, gpu_s))
+        share = r.policy_sms[part] / iv[SMS]
+        draw = p.heat_draw[tokens] * share
+        fv[LANES_F + LANE_DRAWS] = draw
+        if beside or part == WHOLE_GPU:
+            return float(pass_factor(p, fv[SPENT], draw, p.heat_gain[tokens] * share, gpu_s))
+        return 1.0
+    batch = iv[LANES + LANE_INTEGERS + LANE_BATCH]
+    fv[LANES_F + LANE_FLOATS + LANE_DRAWS] = -p.heat_rest[batch]
+    factor = float(decode_factor(p, fv[SPENT]))
+    return factor / (1.0 + p.heat_decode) if beside else factor

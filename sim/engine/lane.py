@@ -27,10 +27,9 @@ from sim.cost.step import (
     step_s,
 )
 from sim.engine.cohort import fail, preempt
-from sim.engine.heat import heat_factor, pass_heat
+from sim.engine.heat import decode_factor, pass_factor, spent_after
 from sim.engine.layout import (
-    AHEAD_DRAW,
-    AHEAD_HEAT,
+    AHEAD_SPENT,
     BLOCK,
     BURST,
     BURST_CAP,
@@ -43,7 +42,6 @@ from sim.engine.layout import (
     DECODE_ALL,
     DECODE_KV,
     DENSE_TOKENS,
-    DRAW,
     E_BLOCKS,
     E_TABLE,
     EAGER_LAUNCHES,
@@ -56,7 +54,6 @@ from sim.engine.layout import (
     GUARD,
     HANDED_BLOCKS,
     HEAD_ROWS,
-    HEAT,
     HEAT_AT,
     HOST_BOUND_S,
     IN_CHUNKS,
@@ -89,6 +86,7 @@ from sim.engine.layout import (
     PREFILL_KV,
     REPEAT,
     SMS,
+    SPENT,
     STEP,
     STEP_START,
     TO_BACK,
@@ -229,7 +227,7 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
         read_after(r, end)
     fv[METER_END] = end
     fv[STEP_START] = end
-    fv[HEAT], fv[DRAW], fv[HEAT_AT] = r.step_heat[n], r.step_draw[n], end
+    fv[SPENT], fv[HEAT_AT] = r.step_spent[n], end
     iv[COMMITTED] = n + 1
 
 
@@ -337,7 +335,7 @@ def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_a
         seconds = step_s(p, r.step_gpu_s[n], host_s, gap_s, iv[ITERATIONS] + n)
         end += seconds
         if p.heat_on == 1:
-            _heat_on(r, p, n, p.heat_target[iv[IN_TOKENS] + batch], seconds)
+            _spend(r, p, n, p.heat_draw[iv[IN_TOKENS] + batch], seconds)
         r.ends[n] = end
         n += 1
         if n >= steps or end >= look_ahead:
@@ -351,25 +349,26 @@ def _price_chunks(q: Any, r: Any, a: Any, p: Any, batch: int, now: float, look_a
 
 @jit
 def _rest(r: Any, p: Any, now: float) -> None:
-    """The heat that the launch finds, with nothing run since the last step."""
+    """What the launch finds spent, with nothing run since the last step."""
     fv = r.fv
-    fv[AHEAD_HEAT], fv[AHEAD_DRAW] = fv[HEAT], fv[DRAW]
+    fv[AHEAD_SPENT] = fv[SPENT]
     if p.heat_on == 1 and now > fv[HEAT_AT]:
-        pass_heat(fv, AHEAD_HEAT, 0.0, (now - fv[HEAT_AT]) * p.heat_rate)
+        fv[AHEAD_SPENT] = spent_after(p, fv[SPENT], 0.0, 0.0, now - fv[HEAT_AT])
 
 
 @jit
-def _heat_on(r: Any, p: Any, n: int, target: float, seconds: float) -> None:
-    """The heat behind step n, which settles it at `target`."""
-    pass_heat(r.fv, AHEAD_HEAT, target, seconds * p.heat_rate)
-    r.step_heat[n], r.step_draw[n] = r.fv[AHEAD_HEAT], r.fv[AHEAD_DRAW]
+def _spend(r: Any, p: Any, n: int, draw: float, seconds: float) -> None:
+    """What is spent behind step n of so many seconds, in which the GPU draws so much."""
+    gpu_s = r.step_gpu_s[n]
+    r.fv[AHEAD_SPENT] = spent_after(p, r.fv[AHEAD_SPENT], draw, gpu_s, seconds - gpu_s)
+    r.step_spent[n] = r.fv[AHEAD_SPENT]
 
 
 @jit
 def _heat_chunked(r: Any, p: Any, n: int, tokens: int) -> None:
     """Step n of the launch at the clock that it finds."""
-    slope, target, fv = p.heat_slope[tokens], p.heat_target[tokens], r.fv
-    factor = heat_factor(p, slope, fv[AHEAD_HEAT], fv[AHEAD_DRAW], target, r.step_gpu_s[n])
+    spent_s, gpu_s = r.fv[AHEAD_SPENT], r.step_gpu_s[n]
+    factor = pass_factor(p, spent_s, p.heat_draw[tokens], p.heat_gain[tokens], gpu_s)
     r.step_gpu_s[n] *= factor
     r.step_sm_s[n] *= factor
     r.step_attention_sm_s[n] *= factor
@@ -422,13 +421,13 @@ def _price_decodes(r: Any, a: Any, p: Any, batch: int, now: float, look_ahead: f
         free -= r.block_phase[(step + n) % iv[BLOCK]]
         gpu_s = fixed_s + (decode_attention_s(p, WHOLE_GPU, batch, context) + over_s)
         if p.heat_on == 1:
-            r.step_hot[n] = heat_factor(p, p.heat_decode, r.fv[AHEAD_HEAT], r.fv[AHEAD_DRAW], 0.0, gpu_s)
+            r.step_hot[n] = decode_factor(p, r.fv[AHEAD_SPENT])
             gpu_s *= r.step_hot[n]
         seconds = step_s(p, gpu_s, host_s, gap_s, iv[ITERATIONS] + n)
         end += seconds
-        if p.heat_on == 1:
-            _heat_on(r, p, n, 0.0, seconds)
         r.step_gpu_s[n] = gpu_s
+        if p.heat_on == 1:
+            _spend(r, p, n, -p.heat_rest[batch], seconds)
         r.ends[n] = end
         n += 1
         context += batch

@@ -17,7 +17,7 @@ from typing import Any
 
 from sim.cost.pairs import pair_factor
 from sim.engine.cohort import preempt
-from sim.engine.heat import lanes_target, settle_heat
+from sim.engine.heat import lanes_rate, settle_heat
 from sim.engine.launches import (
     check_lanes,
     end_chain,
@@ -280,7 +280,7 @@ def commit_lanes(q: Any, r: Any, x: Any, end: float) -> None:
             _commit_lane(q, r, lane, end)
             if lane_idle(r, lane):
                 r.iv[DUE] = 1
-    lanes_target(r)
+    lanes_rate(r)
     _set_rates(r, x)
 
 

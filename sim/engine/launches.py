@@ -22,7 +22,7 @@ from sim.cost.step import (
     step_s,
 )
 from sim.engine.cohort import fail
-from sim.engine.heat import lanes_target, launch_heat, settle_heat
+from sim.engine.heat import lanes_rate, launch_heat, settle_heat
 from sim.engine.layout import (
     BLOCK,
     CHAIN_AT,
@@ -234,7 +234,7 @@ def _start(
     fv[f + LANE_SWITCH] = switch
     fv[f + LANE_FASTER] = 1.0
     fv[f + LANE_HOT] = hot
-    lanes_target(r)
+    lanes_rate(r)
 
 
 @jit

@@ -79,17 +79,17 @@ LAUNCH_SM = 22
 IDLE_LANE_SM_S = 30
 DECISION_S = 31  # what deciding has cost by the policy's own model of it
 HANDED_AREA, HANDED_BLOCK_S, HANDED_SINCE = 32, 33, 34  # integrals of HANDED_OVER and HANDED_BLOCKS over time
-# `sim.engine.heat`: heat of the clock, the draw that it follows, and when; of two lanes where they go, and how fast
-HEAT, DRAW, HEAT_AT, HEAT_TARGET, HEAT_RATE = 35, 36, 37, 38, 39
+# `sim.engine.heat`: what has been drawn beyond the power cap, when; of two lanes how fast, the bound, idle time's rate
+SPENT, HEAT_AT, HEAT_RATE, HEAT_ROOM, HEAT_IDLE = 35, 36, 37, 38, 39
 LINK_LOST_S = 40  # what KV transfers beside it have cost the replica's compute, not yet charged to a step
-AHEAD_HEAT, AHEAD_DRAW = 41, 42  # heat and draw at the step that is being priced, while a burst is
-LANES_F = 43
+AHEAD_SPENT = 41  # `SPENT` at the step that is being priced, while a burst is
+LANES_F = 42
 # see sim.engine.lanes. GPU seconds, host's beyond them; SM-seconds active, held
 LANE_START, LANE_SINCE, LANE_LEFT, LANE_FACTOR, LANE_SOLO = 0, 1, 2, 3, 4
 LANE_GPU, LANE_HOST, LANE_SM, LANE_HELD = 5, 6, 7, 8
 LANE_SWITCH, LANE_ATTENTION, LANE_CLASH, LANE_CLASHED, LANE_LENDS, LANE_LENT = 9, 10, 11, 12, 13, 14
 LANE_FASTER, LANE_TOOK, LANE_BESIDE = 15, 16, 17
-LANE_WARMS, LANE_HOT = 18, 19  # where a prefill item lets the heat settle; factor of the heat on the launch
+LANE_DRAWS, LANE_HOT = 18, 19  # what the launch draws beyond the power cap; factor of the clock on it
 LANE_FLOATS = 20
 METER_DUE = LANES_F + 2 * LANE_FLOATS  # when the next reading is due; end of the last launch
 METER_END = METER_DUE + 1
@@ -204,9 +204,8 @@ class Replica(Columns):
     step_gpu_s: Any  # and their GPU seconds; with chunks also SM-seconds in all, and of decode attention
     step_sm_s: Any
     step_attention_sm_s: Any
-    step_hot: Any  # factors of the heat on these seconds; heat and draw at the end of each
-    step_heat: Any
-    step_draw: Any
+    step_hot: Any  # factors of the clock on these seconds, and `SPENT` at the end of each
+    step_spent: Any
     log_gap: Any
     log_count: Any
     log_end: Any
@@ -362,8 +361,7 @@ def make_replica(
         step_sm_s=_floats(BURST_CAP),
         step_attention_sm_s=_floats(BURST_CAP),
         step_hot=_floats(BURST_CAP, 1.0),
-        step_heat=_floats(BURST_CAP),
-        step_draw=_floats(BURST_CAP),
+        step_spent=_floats(BURST_CAP),
         log_gap=_floats(LOG_CAP + BURST_CAP + 2 * slots),
         log_count=_ints(LOG_CAP + BURST_CAP + 2 * slots),
         log_end=_floats(LOG_CAP + BURST_CAP + 2 * slots),
