@@ -68,7 +68,9 @@ class Measured:
     """One collective among `gpus` GPUs, captured in a graph or launched eagerly.
 
     `sms`: SMs that it holds, from a size on (`sms_by_bytes`); `host_s`: host seconds of an eager call; `sms_given`:
-    (SMs that its stream may use, factor on its seconds), linear between; `sd`: relative standard error.
+    (SMs that its stream may use, factor on its seconds), linear between; `sd`: relative standard error. `in_step_s`:
+    what a call within a captured decode step takes beyond one of many alike: GPUs wait for each other, and the next
+    kernel's launch is not hidden.
     """
 
     collective: str
@@ -79,6 +81,7 @@ class Measured:
     sms_by_bytes: tuple[tuple[float, float], ...] = ()
     host_s: float = 0.0
     sms_given: tuple[tuple[float, float], ...] = ()
+    in_step_s: float = 0.0
     sd: float = 0.0
     measured_points: int = 0
     held_out: HeldOut = field(default_factory=HeldOut)

@@ -34,7 +34,17 @@ from sim.errors import SimctlError
 from sim.suggest import nearest
 
 NEEDED_OF_CURVE = ("collective", "gpus", "launch", "points")
-CURVE = (*NEEDED_OF_CURVE, "sms", "sms_by_bytes", "host_s", "sms_given", "sd", "measured_points", "held_out")
+CURVE = (
+    *NEEDED_OF_CURVE,
+    "sms",
+    "sms_by_bytes",
+    "host_s",
+    "sms_given",
+    "in_step_s",
+    "sd",
+    "measured_points",
+    "held_out",
+)
 NEEDED_BESIDE = (
     "collective",
     "gpus",
@@ -111,6 +121,7 @@ def _curve(row: Any, where: str) -> Measured:
         sms_by_bytes=_pairs(row, "sms_by_bytes", where),
         host_s=_number(row, "host_s", where),
         sms_given=_pairs(row, "sms_given", where, 1),
+        in_step_s=_number(row, "in_step_s", where),
         sd=_number(row, "sd", where),
         measured_points=int(_number(row, "measured_points", where)),
         held_out=_held_out(row, where),

@@ -138,7 +138,9 @@ def _dealt(plan: Plan, first: Any, workers: Any) -> tuple[Floats, Floats]:
     alike = plan.heads * plan.pieces
 
     def of_block(turn: Any) -> Floats:
-        return plan.seen(np.floor(np.maximum(first - 1 - turn * workers, 0) / alike)) / plan.pieces
+        return np.asarray(
+            plan.seen(np.floor(np.maximum(first - 1 - turn * workers, 0) / alike)) / plan.pieces
+        )
 
     return _summed(rounds, ROUNDS, of_block), rounds
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from sim.cost.collectives import is_collective
 from sim.cost.launching import Launching
 from sim.cost.model import load_model
+from sim.cost.operators import layer_span
 from sim.cost.parallel import shard, with_group
 from sim.cost.profile import CurveProfile
 from sim.cost.profiled import ProfiledCost
@@ -19,9 +20,13 @@ from sim.cost.shapes import Launch
 
 @dataclass(frozen=True)
 class Predicted:
-    """GPU seconds in all and of the collectives, the label of each operator, and flags of what no curve covers."""
+    """GPU seconds in all and of the collectives, the label of each operator, and flags of what no curve covers.
+
+    `step_s`: the longer of the GPU's time and of the host's to launch it.
+    """
 
     seconds: float
+    step_s: float
     collectives_s: float
     labels: dict[str, str]
     flags: tuple[str, ...]
@@ -53,4 +58,9 @@ def predicted(
     price = cost.solo(replace(launch, graph=mode == "graph"))
     between = sum(part.seconds for part in price.by_operator if is_collective(part.name))
     labels = {part.name: part.label for part in price.by_operator}
-    return Predicted(price.gpu_s, between, labels, price.flags)
+    layers, _, _ = layer_span(cost.model, launch.layers)
+    # bare layers are replayed without a step's own host work
+    terms = chosen.host
+    host = layers * terms.eager_layer_s + (0.0 if launch.layers else terms.eager_base_s)
+    step_s = max(price.gpu_s, host) if mode == "eager" else price.gpu_s
+    return Predicted(price.gpu_s, step_s, between, labels, price.flags)

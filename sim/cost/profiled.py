@@ -134,6 +134,20 @@ class ProfiledCost:
         """Whole-pass cost of the collectives between GPUs, likewise; no time without a group."""
         return self._summed([one for one in self.operators if is_collective(one.name)], rows, count, sms)
 
+    def in_step_s(self, operator: str, count: Ints) -> Floats:
+        """Seconds that a call of a collective for so many tokens takes longer within a decode-only step."""
+        curve = self.profile.curve(operator)
+        more = curve.measured.in_step_s if isinstance(curve, GroupCurve) else 0.0
+        return np.asarray(self.factor(operator) * more * self.launching.captured(count))
+
+    def joints_s(self, count: Ints) -> Floats:
+        """`in_step_s` of all collectives between the layers of a pass."""
+        seconds = np.zeros(len(count))
+        for operator in self.operators:
+            if is_collective(operator.name) and operator.rows == "tokens":
+                seconds += calls(operator, self.model, None) * self.in_step_s(operator.name, count)
+        return seconds
+
     def _summed(self, operators: Sequence[Operator], rows: str, count: Ints, sms: int) -> Timing:
         seconds, sm_s = np.zeros(len(count)), np.zeros(len(count))
         for operator in operators:
@@ -198,7 +212,11 @@ class ProfiledCost:
             if times and count[0]:
                 shape = operator.shape(count)
                 timing = self.timing(operator.name, shape, sms, clock)
-                if launch.chunks and operator.rows == "tokens" and not is_collective(operator.name):
+                if operator.rows == "tokens" and is_collective(operator.name):
+                    if not launch.chunks:
+                        more = self.in_step_s(operator.name, count)
+                        timing = Timing(timing.seconds + more, timing.sm_s)
+                elif launch.chunks and operator.rows == "tokens":
                     factor = self.linear_factor(count, sms)
                     timing = Timing(timing.seconds * factor, timing.sm_s * factor)
                 self._check(operator.name, shape, sms, flags)

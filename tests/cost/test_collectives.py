@@ -105,6 +105,21 @@ def test_what_a_composition_takes_from_kernels_leaves_the_link_alone() -> None:
     assert part(made.solo(PROMPT), "allreduce/ffn").seconds == pytest.approx(80 * alone, rel=1e-9)
 
 
+def test_a_call_within_a_decode_step_takes_longer_than_one_of_many(tmp_path: Path) -> None:
+    told = fake.table()
+    told["curves"][0]["in_step_s"] = 3e-6
+    made, plain = cost(tmp_path / "a", data=told), cost(tmp_path / "b")
+    # embedding and two a layer, in decode steps that come from a graph
+    more = made.solo(DECODE).gpu_s - plain.solo(DECODE).gpu_s
+    assert more == pytest.approx(161 * 3e-6, rel=1e-6)
+    tables = made.compile(**SMALL), plain.compile(**SMALL)
+    assert tables[0].dense_graph_s[16] - tables[1].dense_graph_s[16] == pytest.approx(161 * 3e-6, rel=1e-6)
+    assert (tables[0].dense_eager_s == tables[1].dense_eager_s).all()
+    assert made.solo(PROMPT).gpu_s == plain.solo(PROMPT).gpu_s
+    eager = cost(tmp_path / "a", data=told, launch="eager").solo(DECODE)
+    assert eager.gpu_s == cost(tmp_path / "b", launch="eager").solo(DECODE).gpu_s
+
+
 @pytest.mark.parametrize("gpus", [4, 8])
 def test_other_numbers_of_gpus_are_a_ring_and_flagged(tmp_path: Path, gpus: int) -> None:
     made = cost(tmp_path, gpus)

@@ -59,6 +59,19 @@ def test_eager_and_captured_steps_differ_by_the_collectives_and_other_sizes_are_
     assert graph.collectives_s == pytest.approx(ring + fake.LATENCY_S + 40 * 128256 * 2 / fake.RATE, rel=1e-9)
 
 
+def test_an_eager_step_waits_for_its_host(profile: CurveProfile) -> None:
+    """Layers x the host's launches, two collectives each, where the GPU is sooner done."""
+    terms = profile.host
+    small = predicted(profile, MODEL, 2, Launch((), 1, 64, 64), mode="eager")
+    host = 80 * (terms.eager_layer_s + 2 * fake.HOST_S) + terms.eager_base_s + 2 * fake.HOST_S
+    assert small.step_s == pytest.approx(host, rel=1e-9)
+    assert small.step_s > small.seconds
+    layer = predicted(profile, MODEL, 2, Launch((), 1, 64, 64, (1, 2)), mode="eager")
+    assert layer.step_s == pytest.approx(terms.eager_layer_s + 2 * fake.HOST_S, rel=1e-9)
+    for long in (predicted(profile, MODEL, 2, PROMPT, mode="eager"), predicted(profile, MODEL, 2, DECODE)):
+        assert long.step_s == long.seconds
+
+
 def test_the_back_end_of_attention_is_chosen_and_impossible_cuts_are_refused() -> None:
     folder = Path(load_folder.__code__.co_filename).parents[2] / "calib" / "profiles" / "h200-sxm"
     profile = load_folder(folder, load_gpu("h200-sxm"))
