@@ -245,7 +245,7 @@ def _linear_tables(cost: ProfiledCost, limits: Limits, sms: int) -> tuple[Floats
     gaps = cost.model.layers * cost.gap_s(grid, sms)
     between, gather = cost.collective("tokens", grid, sms), cost.collective("sequences", head_grid, sms)
     return (
-        _stairs(grid, timing.seconds + gaps + between.seconds, graph),
+        _stairs(grid, timing.seconds + gaps + between.seconds + cost.joints_s(grid), graph),
         _stairs(grid, timing.seconds * factor + between.seconds, eager),
         _stairs(grid, timing.sm_s + between.sm_s, graph),
         _stairs(grid, timing.sm_s * factor + between.sm_s, eager),
