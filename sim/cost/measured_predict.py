@@ -19,16 +19,17 @@ from sim.cost.collectives_predict import TRANSFER, beside_factor, collective_row
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_fused import FusedSurface
-from sim.cost.model import load_model
+from sim.cost.model import ModelSpec, load_model
 from sim.cost.operators import decode_shape, effective_longest, prefill_shape
 from sim.cost.parallel import EXTRAPOLATED_SD, GroupCurve, shard, with_group
 from sim.cost.profile import CurveProfile
 from sim.cost.profiled import ProfiledCost
+from sim.cost.quantised import with_weights
 from sim.cost.shapes import Gemm, Launch, Shape
 from sim.errors import SimctlError
 from sim.suggest import nearest
 
-KINDS = ("gemm", "prefill_attention", "decode_attention", "fused_attention", "step", *BETWEEN_GPUS)
+KINDS = ("gemm", "moe", "prefill_attention", "decode_attention", "fused_attention", "step", *BETWEEN_GPUS)
 SHAPE_COLUMNS = ("m", "n", "k", "prefill_tokens", "history_tokens", "decode_contexts", "bytes", "sms")
 COLUMNS = (
     "kind",
@@ -109,6 +110,8 @@ class Predictor:
         cost = self._cost(row, backend, tp, mode)
         if kind == "step":
             return self._step(cost, row, sms, mode, where)
+        if kind == "moe":
+            return self._experts(cost, row, sms, mode, where)
         neighbour = row.get("neighbour_kind", "")
         if neighbour and neighbour not in COLLECTIVES:
             return refused("no contention surface of single operators; whole steps have one")
@@ -150,9 +153,8 @@ class Predictor:
     def _operator(
         self, cost: ProfiledCost, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str
     ) -> Answer:
-        operator, shape = kind, _shape(cost, kind, row, where)
-        if isinstance(shape, Gemm) and (shape.n, shape.k) == (cost.model.vocab, cost.model.hidden):
-            operator = "lm_head"
+        shape = _shape(cost, kind, row, where)
+        operator = _product(cost.model, shape.n, shape.k) if isinstance(shape, Gemm) else kind
         curve = cost.profile.curve(operator)
         flags = (
             []
@@ -167,6 +169,31 @@ class Predictor:
         return Answer(
             seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), tuple(flags)
         )
+
+    def _experts(self, cost: ProfiledCost, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
+        """The grouped products of one layer's experts over m tokens: both, or the one of n and k."""
+        m, n, k = (_whole(row, name, where) for name in ("m", "n", "k"))
+        if not m:
+            raise SimctlError(f"{where}: moe needs m above 0.")
+        products = [operator for operator in cost.operators if operator.experts]
+        chosen = [one for one in products if n in (0, one.n) and k in (0, one.k)]
+        if not products:
+            return refused(f"{cost.model.name} has no experts: name a model that has some")
+        if not chosen:
+            known = " and ".join(f"{one.n} x {one.k}" for one in products)
+            return refused(f"the experts of {cost.model.name} have products of {known}")
+        seconds, spreads, flags = 0.0, [], []
+        for operator in chosen:
+            curve, shape = cost.profile.curve(operator.name), operator.shape(np.array([m]))
+            part = float(curve.timing(shape, sms).seconds[0])
+            seconds += part
+            spreads.append(_spread(curve, shape, sms) * part)
+            if not curve.covered(shape, sms):
+                flags.append(f"{operator.name}: outside {curve.coverage or 'anything measured'}")
+        host = len(chosen) * cost.launching.terms.eager_layer_s / 11.0  # kernels of a layer
+        step = max(seconds, host) if mode == "eager" else seconds
+        label = curve.label_for(shape)
+        return Answer(seconds, step, float(np.sqrt(np.sum(np.square(spreads)))), label, tuple(flags))
 
     def _mixed(
         self, cost: ProfiledCost, row: Mapping[str, str], sms: int, backend: str, where: str
@@ -298,11 +325,19 @@ def _cost_of(held: _Held, model: str, backend: str, tp: int, launch: str) -> Pro
         profile = replace(profile, curves={**profile.curves, **chosen})
     # steps are priced at their own size, not at a captured one above it
     launching = Launching(launch, profile.host, pads=False)
-    return ProfiledCost(shard(load_model(model), tp), profile, launching, {}, tp, attention=attention)
+    part = shard(load_model(model), tp)
+    return ProfiledCost(part, with_weights(profile, part), launching, {}, tp, attention=attention)
 
 
 def _spread(curve: Any, shape: Shape, sms: int) -> float:
     return curve.spread(shape, sms) if isinstance(curve, MeasuredCurve) else SPEC_SD
+
+
+def _product(model: ModelSpec, n: int, k: int) -> str:
+    """The operator that a product of these widths is: the LM head and the router are never quantised."""
+    if (n, k) == (model.vocab, model.hidden):
+        return "lm_head"
+    return "gemm/router" if model.experts and (n, k) == (model.experts, model.hidden) else "gemm"
 
 
 def _shape(cost: ProfiledCost, kind: str, row: Mapping[str, str], where: str) -> Shape:
@@ -310,7 +345,8 @@ def _shape(cost: ProfiledCost, kind: str, row: Mapping[str, str], where: str) ->
         m, n, k = (_whole(row, name, where) for name in ("m", "n", "k"))
         if not (m and n and k):
             raise SimctlError(f"{where}: a gemm needs m, n and k above 0.")
-        return Gemm(np.array([m]), n, k, cost.model.dtype_bytes)
+        wide = _product(cost.model, n, k) != "gemm"
+        return Gemm(np.array([m]), n, k, cost.model.dtype_bytes if wide else cost.model.linear_bytes)
     if kind == "prefill_attention":
         chunks = _chunks(row, "", where)
         if not chunks:
