@@ -73,7 +73,9 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     findings += compare("contention", stated["contention"], fit_pairs(folder, gpu)[1])
     tick("fused attention")
     of_fused = stated.get("fused_attention") or {}
-    findings += compare("fused attention", of_fused, recheck_fused(folder, about["model"], gpu, of_fused))
+    findings += compare(
+        "fused attention", of_fused, recheck_fused(folder, about["model"], gpu, of_fused, profile.fused)
+    )
     tick("collectives")
     of_group = fit_collectives(folder, read_run(folder))
     findings += compare("collectives", stated.get("collectives") or {}, of_group[1] if of_group else {})

@@ -1,12 +1,14 @@
-"""The surface of fused attention out of its sweep: lengths by cross-validation, errors on shapes that were left out.
+"""Mixed attention out of its sweeps: terms of fused kernels, surfaces of ratios, errors on shapes that were left out.
 
-Folds: `random` fifths, and `rows`: all shapes of one chunk size. The spread that is shipped is the largest over the
+Of POD and BatchPOD a few shapes are fitted and all others are held out (`calib.fit.fused_terms`). Ratios have folds:
+`random` fifths, and `rows`: all shapes of one chunk size. The spread that is shipped of them is the largest over the
 axes when whole rows are left out: kernels change their splits with the chunk, so between sizes it errs most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,18 @@ import numpy as np
 import pandas as pd
 
 from calib.fit.folds import errors
+from calib.fit.fused_terms import (
+    VARIANTS,
+    fit_dims,
+    fit_main,
+    grid_of,
+    heads_of,
+    judge_others,
+    judged,
+    log_errors,
+    other_heads,
+    shapes_in,
+)
 from calib.fit.points import Floats, Mask, column, read_rows
 from calib.models import model_shape
 from calib.rows import read_table
@@ -21,11 +35,12 @@ from calib.sweeps.fused import Q
 from sim.cost.attention import AttentionMode
 from sim.cost.cta_grid import MixedShape
 from sim.cost.cta_terms import cta_terms
+from sim.cost.fused_ctas import Heads
 from sim.cost.fused_modes import fused_run
 from sim.cost.gpu import GpuSpec
-from sim.cost.measured_fused import FusedSurface, Variant, coordinates
+from sim.cost.measured_fused import CtaCurve, FusedSurface, Variant, coordinates
 
-BASES = {"pod": "fa2", "batch_pod": "fa2", "batched": "fa2", "streams": "fa2", "streams_fa3": "fa3"}
+BASES = {"batched": "fa2", "streams": "fa2", "streams_fa3": "fa3"}  # variants that are ratios, and to what
 # how the CTA-level model names a variant
 MODES = {
     "pod": AttentionMode("pod", "flashinfer"),
@@ -59,16 +74,26 @@ def shapes_of(rows: pd.DataFrame, dtype: str = "", model: str = "") -> pd.DataFr
             "h": column(first, "history_tokens"),
             "batch": column(first, "decode_batch"),
             "context": column(first, "context_sum") / column(first, "decode_batch"),
+            "contexts": _contexts(first),
         },
         index=times.index,
     )
     return shape.join(times).reset_index(drop=True)
 
 
+def _contexts(first: pd.DataFrame) -> list[tuple[int, ...]]:
+    """Context of every decode of each row."""
+    lists = first["decode_contexts"] if "decode_contexts" in first else pd.Series(np.nan, index=first.index)
+    found = []
+    for given, batch, total in zip(lists, first["decode_batch"], first["context_sum"], strict=True):
+        alike = (int(total / batch),) * int(batch)
+        found.append(tuple(map(int, given.split(";"))) if isinstance(given, str) else alike)
+    return found
+
+
 def fit_fused(folder: Path, model: str, gpu: GpuSpec) -> tuple[FusedSurface | None, dict[str, Any]]:
-    """(surface, errors on shapes left out by variant); nothing where the sweep has too few shapes."""
-    rows = read_rows(folder, "fused")
-    shapes = gridded(shapes_of(rows, model=model))
+    """(what a profile ships, errors on shapes left out by variant); nothing where the sweep has too few shapes."""
+    shapes = all_shapes(folder, model)
     if len(shapes) < LEAST:
         return None, {}
     sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
@@ -80,9 +105,48 @@ def fit_fused(folder: Path, model: str, gpu: GpuSpec) -> tuple[FusedSurface | No
         lengths = best_lengths(sites[known], logs[known])
         curves[variant], record[variant] = _variant(sites, logs, known, base, lengths)
         record[variant] |= modelled(shapes, variant, model, gpu)
-    shape = model_shape(model)
-    heads = (shape.heads, shape.kv_heads, shape.head_dim)
-    return FusedSurface(sites, curves, heads, "measured", coverage(shapes, heads), fallbacks(folder)), record
+    ctas, tables, compared = _fused_kernels(folder, model, gpu, record)
+    surface = FusedSurface(
+        sites,
+        curves,
+        heads_of(model),
+        "measured",
+        coverage(shapes, heads_of(model)),
+        fallbacks(folder),
+        gpu.sms,
+        ctas,
+        compared,
+        tables,
+    )
+    return surface, {name: modelled(shapes, name, model, gpu) | one for name, one in record.items()}
+
+
+def _fused_kernels(
+    folder: Path, model: str, gpu: GpuSpec, record: dict[str, Any]
+) -> tuple[dict[tuple[str, int], CtaCurve], dict[tuple[str, Heads], Floats], tuple[Heads, ...]]:
+    """(curves by variant and head dimension, their grids, heads that were compared); errors go into `record`."""
+    ctas, tables, own = {}, {}, heads_of(model)
+    compared = {own}
+    for variant in VARIANTS:
+        made = fit_main(folder, variant, model, gpu)
+        if made is None:
+            continue
+        curve, record[variant] = made
+        dims = fit_dims(folder, variant, curve, own[2], gpu)
+        record[variant]["heads"] = judge_others(folder, variant, dims, own[2], gpu)
+        ctas |= {(variant, dim): one for dim, one in dims.items()}
+        seen = {own} | {heads_of(name) for name, dtype in other_heads(folder, variant) if not dtype}
+        for heads in sorted(heads for heads in seen if heads[2] in dims):
+            compared.add(heads)
+            tables[variant, heads] = grid_of(variant, dims[heads[2]].terms, heads, gpu.sms)
+    return ctas, tables, tuple(sorted(compared))
+
+
+def all_shapes(folder: Path, model: str) -> pd.DataFrame:
+    """Shapes of the grid and those between its sizes."""
+    found = [shapes_of(read_rows(folder, sweep), model=model) for sweep in ("fused", "fused_scatter")]
+    parts = [gridded(part) for part in found if len(part)]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def modelled(shapes: pd.DataFrame, variant: str, model: str, gpu: GpuSpec) -> dict[str, Any]:
@@ -90,6 +154,8 @@ def modelled(shapes: pd.DataFrame, variant: str, model: str, gpu: GpuSpec) -> di
     if variant not in MODES:
         return {}
     heads, terms, mode = model_shape(model), cta_terms(gpu), MODES[variant]
+    if variant not in shapes:
+        return {}
     part = shapes[shapes[variant].notna()]
     seconds = [
         fused_run(
@@ -144,16 +210,23 @@ def _variant(
     return curve, record
 
 
-def recheck_fused(folder: Path, model: str, gpu: GpuSpec, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors on left-out shapes computed anew, with the lengths that a record states."""
-    shapes = gridded(shapes_of(read_rows(folder, "fused"), model=model))
-    if not len(shapes):
+def recheck_fused(
+    folder: Path, model: str, gpu: GpuSpec, stated: Mapping[str, Any], shipped: FusedSurface | None
+) -> dict[str, Any]:
+    """Errors on left-out shapes computed anew: of the shipped terms, and with the lengths that a record states."""
+    shapes, own = all_shapes(folder, model), heads_of(model)
+    if not len(shapes) or shipped is None:
         return {}
     sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
     found = {}
     for variant, record in stated.items():
-        logs, known = ratios(shapes, variant, BASES[variant])
-        found[variant] = _variant(sites, logs, known, BASES[variant], np.array(record["lengths"]))[1]
+        if variant in VARIANTS:
+            dims = {dim: one for (name, dim), one in shipped.ctas.items() if name == variant}
+            found[variant] = judged(folder, variant, model, gpu, dims[own[2]].terms)[1]
+            found[variant]["heads"] = judge_others(folder, variant, dims, own[2], gpu)
+        else:
+            logs, known = ratios(shapes, variant, BASES[variant])
+            found[variant] = _variant(sites, logs, known, BASES[variant], np.array(record["lengths"]))[1]
         found[variant] |= modelled(shapes, variant, model, gpu)
     return found
 
@@ -227,13 +300,39 @@ def fallbacks(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def score_fused(folder: Path, surface: FusedSurface, model: str) -> dict[str, Any]:
-    """Errors of the surface on the random shapes of a folder, by variant; of the ratio to the measured serial time."""
-    shapes = shapes_of(read_rows(folder, "fused_random"), model=model)
+    """Errors on the random shapes of a folder, by variant: of ratios to the measured serial time, and of seconds of
+    fused kernels, where `mean context` takes ragged contexts as alike; then those of other heads."""
     found: dict[str, Any] = {}
+    rows = read_rows(folder, "fused_random")
+    shapes = shapes_of(rows, model=model)
     for variant, curve in surface.curves.items() if len(shapes) else ():
         logs, known = ratios(shapes, variant, curve.base)
         part = shapes[known]
         predicted = surface.ratio(variant, part["q"], part["h"], part["batch"], part["context"])
         if known.any():
             found[variant] = errors(predicted, np.exp(logs[known]))
+    others = read_rows(folder, "fused_heads_random")
+    for name, table in ((model, rows), *((other, others) for other in sorted(set(others.get("model", ()))))):
+        found |= _score_kernels(
+            shapes_of(table, model=name), surface, name, "" if name == model else f" ({name})"
+        )
+    return found
+
+
+def _score_kernels(
+    shapes: pd.DataFrame, surface: FusedSurface, model: str, note: str
+) -> dict[str, dict[str, Any]]:
+    found, heads = {}, heads_of(model)
+    for variant in VARIANTS:
+        drawn, seconds = shapes_in(shapes, variant)
+        if not drawn or (variant, heads[2]) not in surface.ctas:
+            continue
+        terms = surface.ctas[variant, heads[2]].terms
+        means = [
+            replace(one, contexts=(sum(one.contexts) // len(one.contexts),) * len(one.contexts))
+            for one in drawn
+        ]
+        for name, asked in ((f"{variant}{note}", drawn), (f"{variant}{note}, mean context", means)):
+            left = log_errors(variant, terms, asked, seconds, heads, surface.sms)
+            found[name] = errors(np.exp(left), np.ones(len(left)))
     return found

@@ -20,7 +20,7 @@ from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_contention import SIDES, MeasuredContention
 from sim.cost.measured_steps import Composition
 
-SWEEP, FUSED_SWEEP = "random", "fused_random"
+SWEEP, FUSED_SWEEPS = "random", ("fused_random", "fused_heads_random")
 
 
 def held_out_folders(profile: Path) -> dict[str, Path]:
@@ -30,7 +30,7 @@ def held_out_folders(profile: Path) -> dict[str, Path]:
         found["same run"] = profile
     drawn = [
         *(profile / "heldout").rglob(f"{SWEEP}.csv.gz"),
-        *(profile / "heldout").rglob(f"{FUSED_SWEEP}.csv.gz"),
+        *(path for name in FUSED_SWEEPS for path in (profile / "heldout").rglob(f"{name}.csv.gz")),
     ]
     for path in sorted(drawn):
         folder = path.parent.parent if path.parent.name == "measurements" else path.parent

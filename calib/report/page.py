@@ -9,8 +9,10 @@ from calib.report import (
     activity,
     attention,
     corun,
+    experts,
     fits,
     fused,
+    fused_counters,
     gemm,
     group,
     host,
@@ -23,6 +25,7 @@ from calib.report import (
     shards,
     steps,
     tickets,
+    timeline,
 )
 from calib.report.data import Profile
 from calib.report.text import Section
@@ -41,9 +44,12 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     fused.others,
     fused.limits,
     fused.share,
+    fused_counters.counted,
+    fused_counters.joules,
     tickets.rules,
+    timeline.timelines,
     shapes.others,
-    shapes.experts,
+    experts.experts,
     shapes.fp8,
     steps.launches,
     steps.composition,

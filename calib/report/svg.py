@@ -114,6 +114,39 @@ def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], levels: Sequen
     return "\n".join(parts) + "\n"
 
 
+def frame(
+    title: str, x: Axis, y_title: str, height: int, legend: Sequence[tuple[str, str]]
+) -> tuple[_Scale, int, list[str], list[str]]:
+    """A picture without a scale upwards, for what draws its own rows `height` pixels high: (scale along `x`, top of the
+    rows, lines before what is drawn, lines after it). `legend`: names and colours."""
+    rows = _legend_rows([name for name, _ in legend])
+    top = TOP + LEGEND_LINE * len(rows)
+    bottom = top + height
+    across = _Scale(x, [x.low or 0.0, x.high or 1.0], LEFT, WIDTH - RIGHT)
+    inside = [t for t in across.ticks if across.low <= t <= across.high * (1 + 1e-9)]
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" width="{WIDTH}" '
+        f'height="{bottom + BOTTOM}" font-family="system-ui,sans-serif" font-size="12" fill="#222">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{bottom + BOTTOM}" fill="#fff"/>',
+        f'<text x="{LEFT}" y="20" font-size="14" font-weight="600">{escape(title)}</text>',
+        *_legend(rows, [colour for _, colour in legend]),
+    ]
+    centre = (top + bottom) // 2
+    tail = [
+        f'<path d="M{LEFT} {top}V{bottom}H{WIDTH - RIGHT}" stroke="#555" fill="none"/>',
+        *(
+            f'<text x="{across(t):.0f}" y="{bottom + 16}" text-anchor="middle">{_label(t)}</text>'
+            for t in inside
+        ),
+        f'<text x="{(LEFT + WIDTH - RIGHT) // 2}" y="{bottom + 36}" text-anchor="middle">{escape(x.title)}</text>',
+        f'<text x="{LEFT - 24}" y="{centre}" text-anchor="middle" transform="rotate(-90 {LEFT - 24} {centre})">'
+        f"{escape(y_title)}</text>",
+        "</svg>",
+    ]
+    return across, top, head, tail
+
+
 def _axes(across: _Scale, up: _Scale, height: int, top: int) -> list[str]:
     bottom, right = height - BOTTOM, WIDTH - RIGHT
     inside = [t for t in across.ticks if across.low <= t <= across.high * (1 + 1e-9)]

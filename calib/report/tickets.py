@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
+from calib.fit.tickets import fit_tickets, mix_errors
 from calib.kernels.tickets import ALONE, RULES
 from calib.report.data import Profile
 from calib.report.text import Section, number, percent, ratio, table, tokens, us
+from calib.sweeps.power import BESIDE_SEED
 
 MIX = ["compute_ctas", "bandwidth_ctas", "compute_work", "bandwidth_work", "spread", "ctas_per_sm", "seed"]
 # mean speed-up over serial that POD-Attention (section 4.1, figure 7) found for kinds of fusion on an A100
@@ -55,7 +57,27 @@ def rules(profile: Profile) -> Section | None:
         f"halves of a CTA. In each of {len(found)} runs, {len(stress)} of them on {sizes} SMs with work spread over "
         "more than a decade, every job ran exactly once."
     )
-    return Section("Synthetic CTAs by scheduling rule", lead, [table(head, rows), *_base(whole), note])
+    body = [table(head, rows), *_base(whole), *_predicted(whole), note]
+    return Section("Synthetic CTAs by scheduling rule", lead, body)
+
+
+def _predicted(whole: pd.DataFrame) -> list[str]:
+    """The list schedule's makespans of the random mixes, with terms from other rows."""
+    terms, rows = fit_tickets(whole), []
+    for rule, parts in mix_errors(whole, terms).items():
+        for name, one in parts.items():
+            if one["points"]:
+                cells = (percent(one[key], 1) for key in ("median", "p90", "p95", "max", "bias"))
+                rows.append((rule, name, one["points"], *cells))
+    if not rows:
+        return []
+    return [
+        "What the list schedule (`sim.cost.cta_events`) makes of these mixes, with terms fitted to CTAs of one kind, "
+        f"all alike, and to {int((whole.seed >= BESIDE_SEED).sum())} mixes of their own: a bandwidth CTA keeps "
+        f"{percent(terms.decode_beside)} of its rate beside a compute CTA, which loses next to nothing. Of jobs that "
+        "differ an SM gets any, so their makespan is a draw; the prediction is the median over nine orders.\n\n"
+        + table(("rule", "jobs", "mixes", "median", "p90", "p95", "max", "bias"), rows, words=2)
+    ]
 
 
 def _look(spans: pd.Series, key: tuple[float, ...], names: list[str]) -> float:

@@ -1,6 +1,6 @@
 """Tables of what a mode of attention costs against separate kernels, over the shape of a mixed step.
 
-Measured where the profile has a surface (`CurveProfile.fused`), else by the CTA-level model (`sim.cost.fused_modes`).
+As measured where the profile has a curve (`CurveProfile.fused`), else by the CTA-level model (`sim.cost.fused_modes`).
 That model has no length scale of its own: twice the keys on both sides take twice the time. So it is run over (chunk
 tokens, decode batch, keys of prefill over keys of decode), and fixed times are added for each length.
 """
@@ -17,6 +17,7 @@ from sim.cost.cta_grid import MixedShape
 from sim.cost.cta_terms import CtaTerms, cta_terms
 from sim.cost.fallbacks import fallback_of, most_chunks
 from sim.cost.fused_modes import FusedRun, fused_run, serial_s
+from sim.cost.fused_table import shape_of
 from sim.cost.operators import causal_pairs, decode_shape, prefill_shape
 from sim.cost.shapes import Floats, Launch
 
@@ -46,18 +47,18 @@ def fused_label(cost: ProfiledCost, mode: AttentionMode) -> str:
         return ""
     if mode.speedup > 0:
         return f"extrapolated from separate attention by a given speed-up of {mode.speedup:g}"
-    if measured_name(cost, mode):
-        return str(cost.profile.fused.label)  # type: ignore[union-attr]
+    if name := measured_name(cost, mode):
+        return str(cost.profile.fused.label_of(name, _heads(cost)))  # type: ignore[union-attr]
     return f"extrapolated from attention kernels alone by {RULE}"
 
 
 def measured_name(cost: ProfiledCost, mode: AttentionMode) -> str:
     """The mode's name in the profile's measured surface; empty if there is none."""
     surface, model = cost.profile.fused, cost.model
-    if surface is None or surface.heads != (model.q_heads, model.kv_heads, model.head_dim):
+    if surface is None:
         return ""
     kind = mode.kernel(cost.gpu.compute_capability) if mode.mode == "pod" else mode.mode
-    names = [name for name in MEASURED.get(kind, ()) if name in surface.variants]
+    names = [name for name in MEASURED.get(kind, ()) if surface.answers(name, _heads(cost))]
     # of streams of different prefill kernels, those of the one that runs
     one = prefill_shape(model, np.array([1024]), np.array([4096]))
 
@@ -120,13 +121,15 @@ def _tables(
     return made
 
 
+def _heads(cost: ProfiledCost) -> tuple[int, int, int]:
+    return cost.model.q_heads, cost.model.kv_heads, cost.model.head_dim
+
+
 def _ratios(
     cost: ProfiledCost, mode: AttentionMode, q: tuple[int, ...], keys: tuple[int, ...], batch: tuple[int, ...]
 ) -> Floats:
     """Seconds over separate kernels', shape (q, keys, batch, context)."""
-    model = cost.model
-    heads = (model.q_heads, model.kv_heads, model.head_dim)
-    modelled = modelled_ratios(cta_terms(cost.gpu), mode, heads, q, keys, batch)
+    modelled = modelled_ratios(cta_terms(cost.gpu), mode, _heads(cost), q, keys, batch)
     name = measured_name(cost, mode)
     if not name:
         return modelled
@@ -134,18 +137,28 @@ def _ratios(
     chunk, mean_keys = np.meshgrid(np.array(q), np.array(keys), indexing="ij")
     decodes, context = np.meshgrid(np.array(batch), np.array(keys), indexing="ij")
     history = np.maximum(mean_keys - (chunk + 1) // 2, 0)
-    steps = decode_shape(model, decodes, (decodes * context).astype(np.float64))
-    decode_s = cost.profile.curve("decode_attention").timing(steps, cost.gpu.sms).seconds
-    own, base = (
-        cost.profile.curve(kernel)
-        .timing(prefill_shape(model, chunk, history), cost.gpu.sms)
-        .seconds[:, :, None, None]
-        for kernel in ("prefill_attention", f"prefill_attention/{surface.base(name)}")
-    )
+    own, decode_s = apart_s(cost, chunk, history, decodes, context)
+    wide = (axis[:, :, None, None] for axis in (chunk, history))
+    covered = surface.covered(name, *wide, decodes, context)
+    if surface.of_ctas(name):
+        seconds = surface.table_s(name, _heads(cost), q, keys, batch, keys)
+        return modelled if seconds is None else np.where(covered, seconds / (own + decode_s), modelled)
+    base, _ = apart_s(cost, chunk, history, decodes, context, f"/{surface.base(name)}")
     # the surface is of separate kernels with the back end that it was measured beside, the tables of those that run
     measured = surface.table(name, chunk, history, decodes, context) * (base + decode_s) / (own + decode_s)
-    wide = (axis[:, :, None, None] for axis in (chunk, history))
-    return np.where(surface.covered(name, *wide, decodes, context), measured, modelled)
+    return np.where(covered, measured, modelled)
+
+
+def apart_s(
+    cost: ProfiledCost, chunk: Any, history: Any, decodes: Any, context: Any, backend: str = ""
+) -> tuple[Floats, Floats]:
+    """Seconds of prefill attention (of a named `/backend` or the one that runs) and of decode attention, one layer: of
+    chunks with two axes more behind, for arrays of two axes each."""
+    steps = decode_shape(cost.model, decodes, (decodes * context).astype(np.float64))
+    decode_s = cost.profile.curve("decode_attention").timing(steps, cost.gpu.sms).seconds
+    shapes = prefill_shape(cost.model, chunk, history)
+    own = cost.profile.curve(f"prefill_attention{backend}").timing(shapes, cost.gpu.sms).seconds
+    return np.asarray(own[:, :, None, None]), np.asarray(decode_s)
 
 
 def solo_ratio(cost: ProfiledCost, mode: AttentionMode, launch: Launch) -> float:
@@ -156,6 +169,14 @@ def solo_ratio(cost: ProfiledCost, mode: AttentionMode, launch: Launch) -> float
         return scale / mode.speedup
     keys = int(sum(causal_pairs(np.array(q), np.array(h)) for q, h in launch.chunks)) // tokens
     context = max(1, launch.decode_context_sum // launch.decode_batch)
+    name, surface = measured_name(cost, mode), cost.profile.fused
+    if name and surface is not None and surface.of_ctas(name):
+        one = shape_of(tokens, keys, launch.decode_batch, context)
+        if surface.covered(name, one.q, one.h, launch.decode_batch, context).item():
+            sizes = [np.array([[value]]) for value in (one.q, one.h, launch.decode_batch, context)]
+            own, decode_s = apart_s(cost, sizes[0], sizes[1], sizes[2], sizes[3])
+            seconds = float(surface.seconds(name, _heads(cost), (one,))[0])
+            return seconds / (float(own.item()) + float(decode_s.item())) * scale
     found = _ratios(cost, mode, (tokens,), (keys, context), (launch.decode_batch,))
     return float(found[0, 0, 0, 1]) * scale
 

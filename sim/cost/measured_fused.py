@@ -1,19 +1,22 @@
-"""Attention of mixed batches on one GPU against the same done one after the other: a measured surface for each way.
+"""Attention of mixed batches on one GPU as measured: fused kernels by their CTAs, other ways by a surface of ratios.
 
-What is fitted is the ratio to the serial time that was measured in the same block, so a clock that drifts is not in it.
-Fitted by `calib.fit.fused`.
+POD's and BatchPOD's seconds follow from their plans and a few terms (`sim.cost.fused_ctas`), for any heads of the head
+dimension that was measured. Of the other ways the ratio to the serial time is fitted that was measured in the same
+block, so a clock that drifts is not in it. Fitted by `calib.fit.fused`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sim.cost.fused_ctas import FusedShape, FusedTerms, Heads, fused_s, fused_terms
+from sim.cost.fused_table import looked_up, packed, unpacked
 from sim.cost.shapes import Floats
 from sim.errors import SimctlError
 
@@ -39,33 +42,68 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class FusedSurface:
-    """Ratios over (new tokens of one chunk, its history, decode batch, mean context), on the whole GPU.
+class CtaCurve:
+    """Terms of a fused kernel of one head dimension; `sigma`: sd of the log error of shapes that were not fitted;
+    `points`: shapes that were measured."""
 
-    `sites`, shape (n, 4), in units of `coordinates`. `heads`: query and KV heads and head dimension on one GPU, that
-    it holds for. `fallbacks`: (what was asked, why it was refused).
+    terms: FusedTerms
+    sigma: float
+    points: int
+
+
+@dataclass(frozen=True)
+class FusedSurface:
+    """Mixed attention over (new tokens of one chunk, its history, decode batch, mean context), on the whole GPU.
+
+    `curves`: ratios of `heads` (query and KV heads and head dimension of one GPU) alone, with `sites`, shape (n, 4), in
+    units of `coordinates`. `ctas`: seconds by variant and head dimension; `measured`: heads that they were compared
+    with; `tables`: their seconds on the grid of `sim.cost.fused_table`. `fallbacks`: (what was asked, why it was
+    refused).
     """
 
     sites: Floats
     curves: Mapping[str, Variant]
-    heads: tuple[int, int, int]
+    heads: Heads
     label: str
     coverage: str
     fallbacks: tuple[tuple[str, str], ...] = ()
+    sms: int = 132
+    ctas: Mapping[tuple[str, int], CtaCurve] = field(default_factory=dict)
+    measured: tuple[Heads, ...] = ()
+    tables: Mapping[tuple[str, Heads], Floats] = field(default_factory=dict)
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """What there is a surface for: `pod`, `batch_pod`, `batched`, `streams`, `streams_fa3`."""
-        return tuple(self.curves)
+        """What was measured: `pod`, `batch_pod`, `batched`, `streams`, `streams_fa3`."""
+        return tuple(dict.fromkeys([*(name for name, _ in self.ctas), *self.curves]))
+
+    def answers(self, variant: str, heads: Heads) -> bool:
+        """Is there a curve of these heads?"""
+        return (variant, heads[2]) in self.ctas or (variant in self.curves and heads == self.heads)
+
+    def of_ctas(self, variant: str) -> bool:
+        """Does the variant have seconds of its own, not a ratio to separate kernels?"""
+        return any(name == variant for name, _ in self.ctas)
+
+    def label_of(self, variant: str, heads: Heads) -> str:
+        """Where its answers come from."""
+        if heads in self.measured or (variant in self.curves and heads == self.heads):
+            return self.label
+        return f"extrapolated from other heads of {heads[2]}, {self.label}"
+
+    def seconds(self, variant: str, heads: Heads, shapes: Sequence[FusedShape]) -> Floats:
+        """Seconds of one layer's attention by a fused kernel, for each shape."""
+        return fused_s(variant, self.ctas[variant, heads[2]].terms, shapes, heads, self.sms)
 
     def base(self, variant: str) -> str:
         """Back end (fa2, fa3) of the prefill attention whose serial time the ratio of `variant` is of."""
-        return self.curves[variant].base
+        return self.curves[variant].base if variant in self.curves else BASES[0]
 
     @property
     def sigma(self) -> Mapping[str, float]:
         """Sd of the log error of held-out shapes by variant."""
-        return {name: curve.sigma for name, curve in self.curves.items()}
+        own = {name: curve.sigma for (name, dim), curve in self.ctas.items() if dim == self.heads[2]}
+        return {name: curve.sigma for name, curve in self.curves.items()} | own
 
     def ratio(
         self, variant: str, prefill_tokens: Any, history: Any, decode_batch: Any, mean_context: Any
@@ -96,6 +134,14 @@ class FusedSurface:
         ).T
         return self._of(curve, flat.reshape(*prefill.shape[:-1], *decode.shape[:-1]))
 
+    def table_s(
+        self, variant: str, heads: Heads, q: Sequence[int], keys: Any, batch: Any, context: Any
+    ) -> Floats | None:
+        """Seconds of every combination of four lists (a chunk's tokens, the keys that its rows see on average, decode
+        batch, mean context); None where a profile holds no grid of these heads."""
+        grid = self.tables.get((variant, heads))
+        return None if grid is None else looked_up(grid, q, keys, batch, context)
+
     def _gaussians(self, curve: Variant, at: Floats, axes: slice) -> Floats:
         """Of every point next to every site along `axes`, shape (..., sites); off the sites' range as at its edge."""
         sites = self.sites[:, axes]
@@ -114,7 +160,7 @@ class FusedSurface:
         """Does each shape lie within the measured range?"""
         at = coordinates(prefill_tokens, history, decode_batch, mean_context)
         inside = (at >= self.sites.min(axis=0)) & (at <= self.sites.max(axis=0))
-        return inside.all(axis=-1) & (variant in self.curves)
+        return inside.all(axis=-1) & (variant in self.variants)
 
     def as_data(self) -> dict[str, Any]:
         """A JSON-like mapping that `load_fused` reads."""
@@ -132,9 +178,25 @@ class FusedSurface:
             for name, one in self.curves.items()
         }
         sites = [[round(float(v), 5) for v in site] for site in self.sites]
-        heads = list(self.heads)
+        kernels = [
+            {
+                "variant": name,
+                "head_dim": dim,
+                "terms": one.terms.as_data(),
+                "sigma": round(one.sigma, 5),
+                "points": one.points,
+            }
+            for (name, dim), one in self.ctas.items()
+        ]
         return {
-            "heads": heads,
+            "heads": list(self.heads),
+            "sms": self.sms,
+            "kernels": kernels,
+            "measured_heads": [list(heads) for heads in self.measured],
+            "tables": [
+                {"variant": name, "heads": list(heads), "log_us_thousandths": packed(grid)}
+                for (name, heads), grid in self.tables.items()
+            ],
             "variants": curves,
             "sites": sites,
             "fallbacks": [list(pair) for pair in self.fallbacks],
@@ -173,8 +235,20 @@ def load_fused(path: Path, label: str, coverage: str = "") -> FusedSurface:
             for name, one in data["variants"].items()
         }
         sites = np.array(data["sites"], dtype=np.float64)
-        q_heads, kv_heads, head_dim = (int(count) for count in data["heads"])
+        heads = _heads(data["heads"])
         fallbacks = tuple((str(asked), str(why)) for asked, why in data.get("fallbacks", []))
+        ctas = {
+            (str(one["variant"]), int(one["head_dim"])): CtaCurve(
+                fused_terms(one["terms"]), float(one["sigma"]), int(one["points"])
+            )
+            for one in data.get("kernels", [])
+        }
+        tables = {
+            (str(one["variant"]), _heads(one["heads"])): unpacked(one["log_us_thousandths"])
+            for one in data.get("tables", [])
+        }
+        measured = tuple(_heads(heads) for heads in data.get("measured_heads", []))
+        sms = int(data.get("sms", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SimctlError(f"'{path}' lacks a part of a surface of fused attention: {error!r}.") from error
     for name, curve in curves.items():
@@ -182,4 +256,9 @@ def load_fused(path: Path, label: str, coverage: str = "") -> FusedSurface:
             raise SimctlError(f"'{path}', {name}: base '{curve.base}' is none of {', '.join(BASES)}.")
         if sites.ndim != 2 or sites.shape[1] != len(AXES) or curve.weights.shape != (len(sites),):
             raise SimctlError(f"'{path}', {name}: sites and weights do not belong together.")
-    return FusedSurface(sites, curves, (q_heads, kv_heads, head_dim), label, coverage, fallbacks)
+    return FusedSurface(sites, curves, heads, label, coverage, fallbacks, sms, ctas, measured, tables)
+
+
+def _heads(counts: Any) -> Heads:
+    q_heads, kv_heads, head_dim = (int(count) for count in counts)
+    return q_heads, kv_heads, head_dim

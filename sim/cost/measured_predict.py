@@ -16,6 +16,7 @@ from sim.cost.attention import AttentionMode
 from sim.cost.collectives import COLLECTIVES
 from sim.cost.collectives_predict import KINDS as BETWEEN_GPUS
 from sim.cost.collectives_predict import TRANSFER, beside_factor, collective_row, transfer_row
+from sim.cost.fused_ctas import FusedShape, Heads
 from sim.cost.launching import Launching
 from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_fused import FusedSurface
@@ -204,11 +205,14 @@ class Predictor:
             raise SimctlError(f"{where}: fused_attention needs prefill_tokens and decode_contexts.")
         fused = backend in ("", "pod")
         wanted = POD_BATCHED if len(launch.chunks) > 1 else POD
-        if fused and (model.q_heads, model.kv_heads, model.head_dim) != surface.heads:
-            heads = "{} query and {} KV heads of {}".format(*surface.heads)
-            return refused(f"fused attention was measured with {heads}")
+        heads = (model.q_heads, model.kv_heads, model.head_dim)
+        if fused and not surface.answers(wanted, heads):
+            known = "{} query and {} KV heads of {}".format(*surface.heads)
+            return refused(f"fused attention was measured with {known}")
         if sms != cost.profile.gpu.sms or row.get("neighbour_kind"):
             return refused("fused attention was measured on the whole GPU with nothing beside it")
+        if fused and surface.of_ctas(wanted):
+            return _of_ctas(surface, wanted, heads, launch, _list(row, "decode_contexts", where))
         base = surface.base(wanted) if fused else backend
         serial = self._serial(cost, base, row, sms, where)
         return _fused(surface, wanted, launch, serial) if fused else serial
@@ -286,6 +290,21 @@ class Predictor:
         }
         label = max(foreign, key=lambda one: foreign[one]) if foreign else "measured"
         return float(np.sqrt(variance)), label
+
+
+def _of_ctas(
+    surface: FusedSurface, wanted: str, heads: Heads, launch: Launch, contexts: Sequence[int]
+) -> Answer:
+    """The fused kernel's own seconds with each decode's context; several chunks count as one of their mean history."""
+    tokens, flags = sum(q for q, _ in launch.chunks), []
+    history = sum(q * h for q, h in launch.chunks) // tokens
+    seconds = float(surface.seconds(wanted, heads, (FusedShape(tokens, history, tuple(contexts)),))[0])
+    if len(launch.chunks) > 1:
+        flags.append("fused_attention: several chunks are taken for one")
+    if not surface.covered(wanted, tokens, history, len(contexts), sum(contexts) / len(contexts)):
+        flags.append(f"fused_attention: outside {surface.coverage}")
+    label = surface.label_of(wanted, heads)
+    return Answer(seconds, seconds, seconds * surface.sigma[wanted], label, tuple(flags))
 
 
 def _fused(surface: FusedSurface, wanted: str, launch: Launch, serial: Answer) -> Answer:

@@ -121,6 +121,15 @@ class Surface:
     label: str = "measured"
     heads: tuple[int, int, int] = (32, 8, 128)
 
+    def answers(self, variant: str, heads: tuple[int, int, int]) -> bool:
+        return variant in self.variants and heads == self.heads
+
+    def of_ctas(self, variant: str) -> bool:
+        return False
+
+    def label_of(self, variant: str, heads: tuple[int, int, int]) -> str:
+        return self.label
+
     def base(self, variant: str) -> str:
         return "fa2"
 
