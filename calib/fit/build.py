@@ -32,7 +32,7 @@ from calib.fit.solo import Solo, fit_solo
 from calib.fit.steps import ALONE, OWN_SWEEPS, SWEEPS, Steps, read_steps
 from calib.fit.warming import fit_warming, read_warm, warming_errors
 from sim.cost.gpu import GpuSpec, load_gpu
-from sim.cost.measured import MeasuredCurve, curve_data
+from sim.cost.measured import KINDS, MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
 from sim.cost.measured_fused import FusedSurface
 from sim.cost.measured_steps import Composition, composition_data
@@ -221,7 +221,10 @@ def curve_entries(name: str, solo: Mapping[str, Solo]) -> tuple[list[dict[str, s
     """(entries of `profile.yaml`, curves of `curves.json`)."""
     entries, curves = [], {}
     for operator, one in solo.items():
-        form = FORM_NAMES.get(one.fitted.form.kind, "block form")
+        # what answers for sizes that were not measured, where there is such a curve
+        other = one.fitted.curve.other
+        kind = one.fitted.form.kind if other is None else KINDS[type(other.form)]
+        form = FORM_NAMES.get(kind, "block form")
         curves[operator] = {
             **curve_data(one.fitted.curve, one.fitted.form.terms),
             "other_label": f"extrapolated from {name} by {form}",

@@ -189,6 +189,9 @@ def _variants(kind: str, rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if kind == "sampling":
         return [(str(name), part) for name, part in rows.groupby("label")]
     if kind == "moe":
+        # rows dealt out evenly to the last one fill whole tiles, which no router does
+        routing = rows["routing"] if "routing" in rows.columns else pd.Series(np.nan, rows.index)
+        rows = rows[routing.notna() | (rows["spread"] > 0)]
         return [(name, part) for name, part in rows.groupby(_is_fp8(rows).map({True: "fp8", False: ""}))]
     if kind == "routing":
         steps = rows["label"].str.rpartition("/")[2]

@@ -10,6 +10,7 @@ from calib.report import (
     attention,
     corun,
     experts,
+    experts,
     fits,
     fused,
     fused_counters,

@@ -31,7 +31,7 @@ class Operator:
 
     `rows`: does its size follow the `tokens` of the pass or its `sequences` (LM head, sampling)?
     A GEMM has output width `n` and inner width `k`, that of `experts` a row of its own for each of `chosen` ones (odds
-    of rank ** -`skew`); an element-wise operator has `bytes_per_row`.
+    of rank ** -`skew`); an element-wise operator has `bytes_per_row`, and `times` rows for each.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Operator:
     k: int = 0
     bytes_per_row: int = 0
     dtype_bytes: int = 2
+    times: int = 1
     experts: int = 0
     chosen: int = 0
     skew: float = 0.0
@@ -51,7 +52,7 @@ class Operator:
             return Experts(rows, self.n, self.k, self.dtype_bytes, self.experts, self.chosen, self.skew)
         if self.n:
             return Gemm(rows, self.n, self.k, self.dtype_bytes)
-        return Elementwise(rows, self.bytes_per_row)
+        return Elementwise(self.times * rows, self.bytes_per_row)
 
 
 def linear_operators(model: ModelSpec) -> tuple[Operator, ...]:
@@ -106,8 +107,10 @@ def _expert_ffn(m: ModelSpec) -> list[Operator]:
     size, skew = m.linear_bytes, m.routing_skew
     casts = []
     if m.quantization:
-        rows = {"gate_up": _cast_bytes(m, hidden), "down": chosen * _cast_bytes(m, m.ffn)}
-        casts = [Operator(f"quantise/experts_{role}", bytes_per_row=size) for role, size in rows.items()]
+        casts = [
+            Operator("quantise/experts_gate_up", bytes_per_row=_cast_bytes(m, hidden)),
+            Operator("quantise/experts_down", bytes_per_row=_cast_bytes(m, m.ffn), times=chosen),
+        ]
     shared = []
     if m.shared_ffn:
         shared = [
@@ -121,10 +124,12 @@ def _expert_ffn(m: ModelSpec) -> list[Operator]:
         *shared,
         *casts[:1],
         Operator("routing/permute", bytes_per_row=2 * chosen * hidden * s),
-        Operator("moe/gate_up", "layer", "tokens", m.ffn_in_width, hidden, 0, size, m.experts, chosen, skew),
-        Operator("activation", bytes_per_row=chosen * (m.ffn_in_width + m.ffn) * s),
+        Operator(
+            "moe/gate_up", "layer", "tokens", m.ffn_in_width, hidden, 0, size, 1, m.experts, chosen, skew
+        ),
+        Operator("activation", bytes_per_row=(m.ffn_in_width + m.ffn) * s, times=chosen),
         *casts[1:],
-        Operator("moe/down", "layer", "tokens", hidden, m.ffn, 0, size, m.experts, chosen, skew),
+        Operator("moe/down", "layer", "tokens", hidden, m.ffn, 0, size, 1, m.experts, chosen, skew),
         Operator("routing/unpermute", bytes_per_row=(chosen + 1) * hidden * s),
     ]
 
