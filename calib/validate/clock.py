@@ -48,14 +48,14 @@ def heat_factors(p: Any, total_sms: int, launches: Sequence[Busy]) -> list[float
 
 
 def _one_lane(p: Any, launches: Sequence[Busy]) -> list[float]:
-    """What is not the GPU's time of a launch is idle, as the time between launches is."""
+    """Of what is not the GPU's time of a launch a share is idle, as the time between launches is."""
     found, spent_s, now = [], 0.0, 0.0
     for one in launches:
         spent_s = spent_after(p, spent_s, 0.0, 0.0, one.start_s - now)
         found.append(_beside(p, one.sms, one, spent_s, False))
         rate = p.heat_draw[one.tokens] if one.tokens else -p.heat_rest[one.batch]
         gpu_s, now = one.gpu_s * found[-1], one.end_s
-        spent_s = spent_after(p, spent_s, rate, gpu_s, one.end_s - one.start_s - gpu_s)
+        spent_s = spent_after(p, spent_s, rate, gpu_s, (one.end_s - one.start_s - gpu_s) * p.heat_gap)
     return found
 
 

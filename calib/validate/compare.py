@@ -76,7 +76,7 @@ def _group(
     for _, steps, _ in read:
         shapes = shapes_of(steps)
         logs.append(steps)
-        predicted.append(Replay(cost, shapes, policy.attention(_deployment(cost, facts))).seconds(shapes))
+        predicted.append(Replay(cost, shapes, policy.attention(deployment_of(cost, facts))).seconds(shapes))
     all_steps = pd.concat(logs, ignore_index=True)
     summary, simulated = _simulate(e, facts, requests, cost)
     return Group(
@@ -92,7 +92,7 @@ def _group(
     )
 
 
-def _deployment(cost: ProfiledCost, facts: Mapping[str, Any]) -> Deployment:
+def deployment_of(cost: ProfiledCost, facts: Mapping[str, Any]) -> Deployment:
     """What the executor offered the policy, as far as its kind of attention may depend on it."""
     blocks, gpu = int(facts["num_gpu_blocks"]), cost.gpu
     return Deployment(blocks, 16, cost.model.max_context, gpu.name, gpu.sms, cost.model.layers)

@@ -10,9 +10,11 @@ import pandas as pd
 import yaml
 
 from calib.validate.cases import capacity
+from calib.validate.compare import deployment_of
 from calib.validate.files import finished, read_case
 from calib.validate.hosts import fit_hosts, write_hosts
 from calib.validate.page import EXPERIMENT
+from calib.validate.pauses import fit_gap_cools
 from sim.cost.profiled import ProfiledCost
 from sim.errors import SimctlError
 from sim.policies import make_policy
@@ -40,16 +42,22 @@ def fit_hosts_of(cases: Path, folder: Path, cost: ProfiledCost) -> None:
     if not names:
         raise SimctlError(f"--hosts-from {cases}: holds no measured case")
     logs: dict[int, list[pd.DataFrame]] = {}
+    alone: list[tuple[pd.DataFrame, Any]] = []
     for name in names:
         facts, steps, _ = read_case(cases, name)
         if "plan_s" not in steps.columns:
             raise SimctlError(f"--hosts-from {cases}: its cases are of a dry run, which has no host time")
-        logs.setdefault(make_policy(facts["entry"]).lanes, []).append(steps)
+        policy = make_policy(facts["entry"])
+        logs.setdefault(policy.lanes, []).append(steps)
+        if policy.lanes == 1:
+            alone.append((steps, policy.attention(deployment_of(cost, facts))))
     fitted = {}
     for lanes, parts in sorted(logs.items()):
         rows = pd.concat(parts, ignore_index=True)
         source = f"fitted from {len(rows):,} launches on {lanes} lane(s) in {len(parts)} run(s) set apart"
         fitted[lanes] = fit_hosts(rows, cost.launching.terms, cost.model.layers, source)
+    if 1 in fitted:
+        fitted[1] = fit_gap_cools(cost, fitted[1], alone)
     write_hosts(folder, fitted)
 
 

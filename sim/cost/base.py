@@ -76,6 +76,7 @@ class HostTerms:
     `graph`: one captured graph; `piecewise`: graphs between attention calls; `eager`: each kernel launched by
     the host. A gap grows by `gap_per_sequence_s` with each sequence of the step: page tables, plans, tokens. A pass
     launched in groups of layers spends `gap_group_s` more on each: it is decided, launched and waited for by itself.
+    `gap_cools`: share of the gaps that lets the clock recover as idle time does (`sim.engine.heat`).
     """
 
     graph_base_s: float
@@ -89,6 +90,7 @@ class HostTerms:
     label: str
     gap_per_sequence_s: float = 0.0
     gap_group_s: float = 0.0
+    gap_cools: float = 1.0
 
 
 class Profile(Protocol):

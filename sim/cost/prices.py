@@ -52,7 +52,8 @@ class Prices(Columns):
       `mix_chunks`: chunks that the kernel takes at once; `mix_reason`: why it never runs (`sim.cost.fallbacks`), or 0.
     - the clock under the power cap (`sim.engine.heat`), if `heat_on` is 1: `heat_room_s` seconds of full passes at the
       top clock; a pass of m tokens draws `heat_draw[m]` of that a second and takes `heat_gain[m]` of its price less; b
-      decodes win `heat_rest[b]` back a second and take up to `heat_decode` more; an idle GPU wins back `heat_idle`.
+      decodes win `heat_rest[b]` back a second and take up to `heat_decode` more; an idle GPU wins back `heat_idle`,
+      in `heat_gap` of the time that a step is not on the GPU.
     - `noise`: multiplicative jitter factors around 1, looked up by (step counter mod length).
     """
 
@@ -117,6 +118,7 @@ class Prices(Columns):
     heat_on: int = 0
     heat_room_s: float = 0.0
     heat_idle: float = 0.0
+    heat_gap: float = 1.0
     heat_decode: float = 0.0
     heat_draw: Any = field(default_factory=lambda: np.zeros(1))
     heat_gain: Any = field(default_factory=lambda: np.zeros(1))

@@ -69,6 +69,7 @@ def warming_tables(cost: ProfiledCost, max_tokens: int, max_seqs: int) -> dict[s
         "heat_on": 1,
         "heat_room_s": found.room_s,
         "heat_idle": found.idle,
+        "heat_gap": float(cost.launching.terms.gap_cools),
         "heat_decode": found.decode_loss,
         "heat_draw": np.ascontiguousarray(found.draw.at((tokens,))),
         "heat_gain": np.ascontiguousarray(found.gain.at((tokens,))),

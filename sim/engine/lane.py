@@ -360,7 +360,7 @@ def _rest(r: Any, p: Any, now: float) -> None:
 def _spend(r: Any, p: Any, n: int, draw: float, seconds: float) -> None:
     """What is spent behind step n of so many seconds, in which the GPU draws so much."""
     gpu_s = r.step_gpu_s[n]
-    r.fv[AHEAD_SPENT] = spent_after(p, r.fv[AHEAD_SPENT], draw, gpu_s, seconds - gpu_s)
+    r.fv[AHEAD_SPENT] = spent_after(p, r.fv[AHEAD_SPENT], draw, gpu_s, (seconds - gpu_s) * p.heat_gap)
     r.step_spent[n] = r.fv[AHEAD_SPENT]
 
 
