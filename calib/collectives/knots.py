@@ -21,7 +21,8 @@ EVERY_OTHER = "every other size"
 def tables(folder: Path) -> dict[str, pd.DataFrame]:
     """Timed rows (and rows of kernels) of the sweeps of several GPUs in `folder/measurements`, by sweep."""
     found = {}
-    for name in (*COLLECTIVES, "kv_transfer", "collective_limits", "collective_corun", "kv_corun"):
+    others = ("kv_transfer", "collective_limits", "collective_corun", "kv_corun", "tp_steps")
+    for name in (*COLLECTIVES, *others):
         table = _table(folder, name)
         if "time_s" in table:
             found[name] = table[table.time_s.notna()].reset_index(drop=True)
@@ -36,7 +37,7 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame()
     table = read_table(path)
-    for column in ("max_ctas", "sms", "piece_bytes", "host_s", "layers", "gpus"):
+    for column in ("max_ctas", "sms", "piece_bytes", "host_s", "layers", "gpus", "allreduces"):
         if column not in table:
             table[column] = np.nan
     return table

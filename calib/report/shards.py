@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from calib.report.data import Profile
-from calib.report.text import Section, ms, percent, ratio, table
+from calib.report.text import Section, ms, percent, ratio, table, us
 from sim.cost.gpu import load_gpu
 from sim.cost.measured_predict import Predictor
 from sim.cost.profile import load_folder
@@ -165,7 +165,25 @@ def _layers(profile: Profile, found: pd.DataFrame) -> str:
     if not rows:
         return ""
     head = ("layer", "with ms", "without ms", "difference ms", "two all-reduces alone ms", "ratio")
-    return "One layer in a CUDA graph:\n\n" + table(head, sorted(rows))
+    return "One layer in a CUDA graph:\n\n" + table(head, sorted(rows)) + _in_steps(profile, found)
+
+
+def _in_steps(profile: Profile, found: pd.DataFrame) -> str:
+    """What the curve of all-reduces says of passes."""
+    predictor, gpus = _predictor(profile), int(found.gpus.max())
+    source = None if predictor is None else predictor.profile.collectives
+    if source is None:
+        return ""
+    graph, eager = (source.find("allreduce", gpus, launch) for launch in ("graph", "eager"))
+    told = []
+    if graph is not None and graph.in_step_s:
+        told.append(
+            f"Within a captured decode step an all-reduce costs {us(graph.in_step_s)} µs more than in a row of "
+            "all-reduces (the GPUs wait for each other, and unlike kernels follow each other; fitted to these steps)"
+        )
+    if eager is not None and eager.host_s:
+        told.append(f"an eager one costs the host {us(eager.host_s)} µs")
+    return "\n\n" + "; ".join(told) + "." if told else ""
 
 
 def _operators(profile: Profile) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from calib.collectives.curves import host_bound
 from calib.collectives.factors import beside, ctas, sms_given
+from calib.collectives.joins import IN_STEPS, host_in_step, in_step
 from calib.collectives.moves import default_of
 from calib.report import group, shards
 from calib.report.data import Profile
@@ -213,3 +214,34 @@ def test_the_links_speed_is_asked_under_every_name_that_drivers_have() -> None:
     assert (found["links"], found["gb_s_per_link"], found["gb_s_one_way"]) == (18, 26.562, 478.1)
     assert (found["nvlink_pairs"], found["pairs"]) == (1, 1)
     assert link_facts([0, 1], object()) == {}
+
+
+def passes(
+    batch: int, launch: str, joined_s: float, apart_s: float, host: float = 0.0
+) -> list[dict[str, Any]]:
+    """A decode step with and without joins; `host`: seconds of host time between the two."""
+    shape = {"model": "llama-3.1-70b-tp2", "decode_batch": batch, "m": batch, "launch": launch}
+    return [step(joined_s, 1, host_s=0.02 + host, **shape), step(apart_s, 0, host_s=0.02, **shape)]
+
+
+def test_a_call_inside_a_step_is_the_difference_of_steps_by_their_calls() -> None:
+    knots = pd.Series({1 << 14: 7e-6, 1 << 20: 7e-6})
+    gathers = pd.DataFrame(
+        [timed("allgather", 1e-5, kind="allgather", message_bytes=s) for s in (1 << 10, 1 << 30)]
+    )
+    calls = 161  # two a layer and the embedding
+    rows = [r for b in (1, 8, 64) for r in passes(b, "graph", 0.02 + calls * 10e-6 + 1e-5, 0.02)]
+    held = {"tp_steps": pd.DataFrame(rows), "allgather": gathers}
+    seconds, record = in_step(held, knots, 2)
+    assert seconds == pytest.approx(3e-6, rel=1e-6)
+    assert record[IN_STEPS]["median"] == pytest.approx(0.0, abs=1e-4)
+    rows += passes(128, "graph", 0.02 + calls * 20e-6 + 1e-5, 0.02)
+    _, record = in_step({**held, "tp_steps": pd.DataFrame(rows)}, knots, 2)
+    assert record[IN_STEPS]["max"] == pytest.approx(0.5, abs=1e-3)  # the batch that is left out is not known
+    assert in_step({"allgather": gathers}, knots, 2) == (0.0, {})
+
+
+def test_the_host_pays_for_the_joins_and_the_gathering_of_an_eager_step() -> None:
+    rows = [r for b in (1, 8) for r in passes(b, "eager", 0.04, 0.03, host=162 * 1e-4)]
+    assert host_in_step({"tp_steps": pd.DataFrame(rows)}, 2) == pytest.approx(1e-4)
+    assert host_in_step({}, 2) is None
