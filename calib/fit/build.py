@@ -18,19 +18,20 @@ import yaml
 
 from calib.collectives.curves import coverage as group_coverage
 from calib.collectives.curves import fit_collectives
-from calib.fit.activity import activity_rows
+from calib.fit.activity import activity_errors, activity_rows, fit_activity, read_counted, with_parts
 from calib.fit.assemble import DEFAULTS, cost_of, named_curves
 from calib.fit.composition import fit_and_score, scaled_share
 from calib.fit.contention import contention_errors, contention_of
 from calib.fit.fused import fit_fused
 from calib.fit.hosts import fit_energy, fit_host, hot_runs, power_runs
-from calib.fit.own_steps import fit_own, joined, own_errors
+from calib.fit.own_steps import fit_own, joined, own_errors, own_gain
 from calib.fit.points import Points, gpu_of, read_rows
 from calib.fit.power import fit_power
 from calib.fit.shapes import clause
 from calib.fit.solo import Solo, fit_solo
 from calib.fit.steps import ALONE, OWN_SWEEPS, SWEEPS, Steps, read_steps
 from calib.fit.warming import fit_warming, read_warm, warming_errors
+from sim.cost.activity import Activity, activity_data
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import KINDS, MeasuredCurve, curve_data
 from sim.cost.measured_contention import MeasuredContention
@@ -42,6 +43,7 @@ from sim.errors import SimctlError
 
 CURVES, CONTENTION, FUSED, ERRORS = "curves.json", "contention.json", "fused.json", "errors.json"
 COLLECTIVES = "collectives.json"
+ACTIVITY = "activity.json"
 BY_FOLD = "rows"  # the fold that headline errors are of, until a run of its own was measured
 # what a reader of the error table has to know
 NOTES = (
@@ -74,6 +76,7 @@ class Built:
     jitter_sd: float
     errors: dict[str, Any]
     collectives: Mapping[str, Any] | None = None
+    counted: Activity | None = None
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -101,6 +104,9 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
     fused, of_fused = fit_fused(folder, run["model"], gpu)
     of_group = fit_collectives(folder, run)
     hot = hot_runs(folder)
+    tick("activity")
+    counted = read_counted(folder, gpu, curves)
+    activity = activity_rows(counted, gpu)
     tick("power")
     energy, of_power = fit_power(folder, gpu, float(run["gpu"].get("max_sm_mhz") or gpu.boost_mhz))
     layers = load_model(run["model"]).layers
@@ -110,6 +116,7 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         "contention": of_pairs,
         "fused_attention": of_fused,
         "power": of_power,
+        "activity": activity_errors(activity),
     }
     if of_group is not None:
         errors["collectives"] = of_group[1]
@@ -123,10 +130,11 @@ def fit_run(folder: Path, gpu_name: str | None = None, tick: Tick = lambda text:
         fit_host(folder, layers),
         energy or fit_energy([*hot, *power_runs(folder)], gpu),
         hot,
-        activity_rows(folder, gpu, curves),
+        activity,
         jitter,
         errors,
         of_group[0] if of_group is not None else None,
+        None if (found := fit_activity(counted, gpu)) is None else with_parts(found, folder),
     )
 
 
@@ -161,7 +169,10 @@ def _own_terms(
     if not every.decoding.any() or every.decoding.all():
         return terms, record
     record |= own_errors(every, of_every, terms, model, layers)
-    return fit_own(every, of_every, terms, model, layers), record
+    own = fit_own(every, of_every, terms, model, layers)
+    if terms.warming is not None:
+        own = replace(own, own_gain=own_gain(parts[1][0], terms.warming, gpu.sms))
+    return own, record
 
 
 def priced_steps(
@@ -267,6 +278,9 @@ def contents(built: Built, name: str, held: Mapping[str, Any]) -> dict[str, byte
     if built.fused is not None:
         files[FUSED] = _json(built.fused.as_data())
         profile["fused"] = {"file": FUSED, "label": built.fused.label, "coverage": built.fused.coverage}
+    if built.counted is not None:
+        files[ACTIVITY] = _json(activity_data(built.counted))
+        profile["activity"] = {"file": ACTIVITY, "label": built.counted.label}
     if built.collectives is not None:
         files[COLLECTIVES] = _json(built.collectives)
         where = group_coverage(built.collectives)
@@ -322,6 +336,7 @@ def short_table(built: Built, held: Mapping[str, Any]) -> dict[str, Any]:
         "contention": _plain_tree(built.errors["contention"].get("folds", {})),
         "fused_attention": _plain_tree(built.errors["fused_attention"]),
         "power": _plain_tree(built.errors["power"]),
+        "activity": _plain_tree(built.errors["activity"]),
         **(
             {"collectives": _plain_tree(built.errors["collectives"])} if "collectives" in built.errors else {}
         ),

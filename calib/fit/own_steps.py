@@ -14,7 +14,7 @@ import numpy as np
 
 from calib.fit.composition import LAYER_TOKENS, composed, layers_of, usable
 from calib.fit.folds import errors
-from calib.fit.points import Floats
+from calib.fit.points import Floats, Mask
 from calib.fit.steps import Steps, both
 from calib.fit.surface import Smoothness, fit_grid
 from sim.cost.launching import grid_tokens
@@ -23,6 +23,7 @@ from sim.cost.measured_steps import Composition
 from sim.cost.warming import Warming
 
 FOLDS = 5
+NEAR = 1.35  # sizes within that factor may be compared by their work a second
 STAIRS = Smoothness(walk=0.6, pull=0.15, noise=0.01, walks={"sms": 0.15})
 BATCHES = Smoothness(walk=60.0, pull=200.0, noise=1.0, walks={"sms": 60.0})
 
@@ -39,9 +40,29 @@ def joined(
     kept, cold = usable(first, whole_sms), ~usable(second, whole_sms)
     if warming is None:
         return both(first.take(kept), second.take(~cold)), np.concatenate([of_first[kept], of_second[~cold]])
-    slower = warming.settled(second.tokens)
-    second = replace(second, seconds=np.where(cold, second.seconds * slower, second.seconds))
+    second = replace(second, seconds=second.seconds * np.where(cold, _slower(second, cold, warming), 1.0))
     return both(first.take(kept), second), np.concatenate([of_first[kept], of_second])
+
+
+def _slower(steps: Steps, cold: Mask, warming: Warming) -> Floats:
+    """Seconds at the settled clock over those at the top clock: the power cap bounds the work a second, so sizes whose
+    kernels do less of it than the best ones around them at the top clock lose less, or nothing."""
+    tokens, each = steps.tokens, np.where(cold, steps.seconds / steps.tokens, np.inf)
+    near = np.abs(np.log(tokens[:, None] / tokens[None, :])) <= np.log(NEAR)
+    best = np.min(np.where(near, each[None, :], np.inf), axis=1)
+    ratio = np.divide(best, each, out=np.zeros(len(each)), where=cold)
+    return np.asarray(np.maximum(1.0, ratio * warming.settled(tokens)))
+
+
+def own_gain(steps: Steps, warming: Warming, whole_sms: int) -> Grid | None:
+    """Share of a pass's price less at the top clock, at every padded size; None without layers of own sizes."""
+    cold = ~usable(steps, whole_sms)
+    if not cold.any():
+        return None
+    slower = _slower(steps, cold, warming)
+    found = {float(t): float(s) for t, s in zip(steps.tokens[cold], slower[cold], strict=True)}
+    knots = tuple(sorted(found))
+    return Grid((Axis("tokens", knots),), np.array([1.0 - 1.0 / found[t] for t in knots]))
 
 
 def fit_own(steps: Steps, shares: Floats, terms: Composition, model: str, layers: int) -> Composition:

@@ -20,7 +20,8 @@ class Composition:
     `gap_us`: microseconds a layer that decode-only steps take beyond their operators, over (tokens, SMs).
     `sigma`: sd of the log error of whole steps on held-out ones. `warming`: what the clock's heat changes, if known.
     Of `model` alone, whose kernels change from one size to the next, over the same axes: `stairs`, log factor on the
-    linear layers of steps with a chunk, and `batches_us`, microseconds a layer of decode-only steps, both on top.
+    linear layers of steps with a chunk, and `batches_us`, microseconds a layer of decode-only steps, both on top; over
+    tokens `own_gain` in place of `Warming.gain`.
     """
 
     chunked: Grid
@@ -31,6 +32,7 @@ class Composition:
     model: str = ""
     stairs: Grid | None = None
     batches_us: Grid | None = None
+    own_gain: Grid | None = None
 
     def factor(self, tokens: Any, sms: int) -> Floats:
         """Factor on the operators of a step with a chunk."""
@@ -61,6 +63,7 @@ def composition_data(found: Composition) -> dict[str, Any]:
         **({"model": found.model} if found.model else {}),
         **({} if found.stairs is None else {"stairs": found.stairs.as_data()}),
         **({} if found.batches_us is None else {"batches_us": found.batches_us.as_data()}),
+        **({} if found.own_gain is None else {"own_gain": found.own_gain.as_data()}),
     }
 
 
@@ -80,6 +83,6 @@ def composition_from_data(data: Mapping[str, Any], label: str, where: str) -> Co
         str(data.get("model", "")),
         *(
             Grid.from_data(data[key], f"{where}, {key}") if key in data else None
-            for key in ("stairs", "batches_us")
+            for key in ("stairs", "batches_us", "own_gain")
         ),
     )

@@ -60,18 +60,25 @@ def warming_from_data(data: Mapping[str, Any], where: str) -> Warming:
 
 def warming_tables(cost: ProfiledCost, max_tokens: int, max_seqs: int) -> dict[str, Any]:
     """Fields `heat_*` of the price tables; none where nothing was measured."""
-    found = None if cost.profile.composition is None else cost.profile.composition.warming
-    if found is None:
+    terms = cost.profile.composition
+    found = None if terms is None else terms.warming
+    if terms is None or found is None:
         return {}
     tokens = np.maximum(1, grid_tokens(np.arange(max_tokens + 1)))
     batch = np.maximum(1, np.arange(max_seqs + 1))
+    gain = general = found.gain.at((tokens,))
+    if terms.own_gain is not None and cost.tp == 1 and cost.model.name == terms.model:
+        beyond = tokens > terms.own_gain.axes[0].knots[-1]
+        gain = np.where(beyond, general, terms.own_gain.at((tokens,)))
+    # what gains less at the top clock does less work a second, and draws less
+    draw = found.draw.at((tokens,)) * gain / np.maximum(general, 1e-6)
     return {
         "heat_on": 1,
         "heat_room_s": found.room_s,
         "heat_idle": found.idle,
         "heat_gap": float(cost.launching.terms.gap_cools),
         "heat_decode": found.decode_loss,
-        "heat_draw": np.ascontiguousarray(found.draw.at((tokens,))),
-        "heat_gain": np.ascontiguousarray(found.gain.at((tokens,))),
+        "heat_draw": np.ascontiguousarray(draw),
+        "heat_gain": np.ascontiguousarray(gain),
         "heat_rest": np.ascontiguousarray(found.rest.at((batch,))),
     }
