@@ -175,7 +175,9 @@ def _counted(kernels: list[dict[str, str]], unit: Mapping[str, str]) -> dict[str
     for name, piece in OF_CYCLES.items():
         if elapsed is not None and (held := column(piece)) is not None:
             found[name] = weighted([_number(k[held]) / max(1.0, _number(k[elapsed])) for k in kernels])
-    if (moved := column("lts__t_bytes")) is not None:
+    if elapsed is not None:
+        found["sm_mhz"] = sum(_number(k[elapsed]) for k in kernels) / sum(seconds) / 1e6
+    if (moved := column("lts__t_bytes.sum")) is not None:
         found["l2_bytes"] = sum(_number(k[moved]) for k in kernels) * BYTES.get(unit[moved], 1.0)
     return found
 

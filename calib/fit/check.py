@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calib.collectives.curves import fit_collectives
+from calib.fit.activity import activity_errors, activity_rows, read_counted
 from calib.fit.assemble import loaded_curves
 from calib.fit.build import CURVES, ERRORS, fit_pairs, fit_steps, read_run
 from calib.fit.fused import recheck_fused
@@ -82,6 +83,9 @@ def check(folder: Path, tick: Callable[[str], None] = lambda text: None) -> list
     tick("power")
     max_mhz = float(read_run(folder)["gpu"].get("max_sm_mhz") or gpu.boost_mhz)
     findings += compare("power", stated.get("power") or {}, fit_power(folder, gpu, max_mhz)[1])
+    tick("activity")
+    counted = activity_rows(read_counted(folder, gpu, curves), gpu)
+    findings += compare("activity", stated.get("activity") or {}, activity_errors(counted))
     tick("random shapes")
     held = score_random(folder, profile, about["model"], curves)
     return findings + compare("random shapes", stated["random_shapes"], held)

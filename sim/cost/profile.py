@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from sim.cost.activity import Activity, load_activity
 from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
 from sim.cost.collectives import Collectives
 from sim.cost.collectives_file import load_collectives
@@ -58,7 +59,8 @@ class CurveProfile:
 
     `composition`: whole steps against the sum of operators; `contention`: measured slowdowns side by side (None: the
     analytic guess); `fused`: attention of mixed batches against separate kernels (None: a model); `collectives`: of
-    several GPUs of a machine (None: rings by the data sheet). `jitter_sd`: sd of the logarithm of a step's time between
+    several GPUs of a machine (None: rings by the data sheet); `activity`: SM-seconds by counters (None: by the curves'
+    forms). `jitter_sd`: sd of the logarithm of a step's time between
     repeats (kernel times of public tables vary by 0.9-1.1 %).
     """
 
@@ -73,6 +75,7 @@ class CurveProfile:
     composition: Composition | None = None
     jitter_sd: float = 0.01
     collectives: Collectives | None = None
+    activity: Activity | None = None
 
     def curve(self, operator: str) -> Curve:
         """The curve of an operator, by full name or by family."""
@@ -162,8 +165,9 @@ class CurveEntry:
 class FolderSchema:
     """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
     `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`, `fused` likewise that
-    of `sim.cost.measured_fused`, and `collectives` the file of `sim.cost.collectives_file`. `steps` (`file`,
-    `label`, `jitter_sd`): terms of whole steps, under `composition` of a `curves.json`.
+    of `sim.cost.measured_fused`, `collectives` the file of `sim.cost.collectives_file` and `activity` that of
+    `sim.cost.activity`. `steps` (`file`, `label`, `jitter_sd`): terms of whole steps, under `composition` of a
+    `curves.json`.
 
     Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
     optionally `coverage` (a sentence) and `extrapolation` (raise, flag or clip; default flag). Everything under
@@ -179,6 +183,7 @@ class FolderSchema:
     fused: Mapping[str, Any]
     steps: Mapping[str, Any]
     collectives: Mapping[str, Any]
+    activity: Mapping[str, Any]
 
 
 SCHEMA_VERSION = 1
@@ -193,6 +198,7 @@ FOLDER_KEYS = (
     "fused",
     "steps",
     "collectives",
+    "activity",
     "about",
 )
 STEP_KEYS = ("file", "label", "jitter_sd")
@@ -227,8 +233,8 @@ def read_schema(folder: Path) -> FolderSchema:
         if not data.get(key):
             raise SimctlError(f"{path}: key '{key}' is missing.")
     entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
-    contention, fused, collectives = (
-        _surface_entry(data, name, path) for name in ("contention", "fused", "collectives")
+    contention, fused, collectives, activity = (
+        _surface_entry(data, name, path) for name in ("contention", "fused", "collectives", "activity")
     )
     host, energy = data.get("host") or {}, data.get("energy") or {}
     steps = data.get("steps") or {}
@@ -237,7 +243,7 @@ def read_schema(folder: Path) -> FolderSchema:
         if steps and not isinstance(steps.get(key), str):
             raise SimctlError(f"{path}, steps: key '{key}' is missing or no text.")
     return FolderSchema(
-        data["name"], data["gpu"], entries, host, energy, contention, fused, steps, collectives
+        data["name"], data["gpu"], entries, host, energy, contention, fused, steps, collectives, activity
     )
 
 
@@ -327,6 +333,7 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         composition=_composition(folder, schema.steps),
         jitter_sd=float(schema.steps.get("jitter_sd", CurveProfile.jitter_sd)),
         collectives=_collectives(folder, schema.collectives),
+        activity=_activity(folder, schema.activity, gpu),
     )
 
 
@@ -348,6 +355,12 @@ def _contention(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> Measure
 
 def _fused(folder: Path, entry: Mapping[str, Any]) -> FusedSurface | None:
     return load_fused(folder / entry["file"], entry["label"], entry.get("coverage", "")) if entry else None
+
+
+def _activity(folder: Path, entry: Mapping[str, Any], gpu: GpuSpec) -> Activity | None:
+    if not entry:
+        return None
+    return load_activity(folder / entry["file"], gpu, entry["label"], entry.get("coverage", ""))
 
 
 def _collectives(folder: Path, entry: Mapping[str, Any]) -> Collectives | None:

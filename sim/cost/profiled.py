@@ -33,7 +33,17 @@ from sim.cost.parallel import GroupCurve, parallel_operators
 from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_label, waits
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
-from sim.cost.shapes import Demand, Floats, Ints, Launch, OperatorCost, Shape, StepCost, Timing
+from sim.cost.shapes import (
+    DecodeAttention,
+    Demand,
+    Floats,
+    Ints,
+    Launch,
+    OperatorCost,
+    Shape,
+    StepCost,
+    Timing,
+)
 from sim.cost.work import total_joules
 from sim.errors import SimctlError
 
@@ -103,8 +113,18 @@ class ProfiledCost:
         if isinstance(curve, GroupCurve):
             timing = curve.launched(shape, sms, self.launching.captured)
         else:
-            timing = curve.timing(shape, sms, clock)
+            timing = self._counted(operator, curve, shape, sms, clock)
         return timing if factor == 1.0 else Timing(timing.seconds * factor, timing.sm_s * factor)
+
+    def _counted(self, operator: str, curve: Curve, shape: Shape, sms: int, clock: float) -> Timing:
+        """The curve's timing, SM-seconds as counters had them where the profile holds that."""
+        found, activity = curve.timing(shape, sms, clock), self.profile.activity
+        if activity is None or is_collective(operator):
+            return found
+        bare = None
+        if isinstance(shape, DecodeAttention) and shape.context_max is not None:
+            bare = curve.timing(replace(shape, context_max=None), sms, clock)
+        return activity.timing(operator, shape, found, sms, bare)
 
     def chunked_factor(self, tokens: Any, sms: int) -> Floats | float:
         """Factor on linear layers and prefill attention in a step with a chunk: whole steps against their parts."""
