@@ -126,7 +126,7 @@ def test_layers_of_own_sizes_on_the_whole_gpu_count_at_the_settled_clock():
 class Heat:
     """Prices of a GPU whose passes gain 12 % for 60 ms."""
 
-    heat_on, heat_room_s, heat_idle, heat_decode = 1, 0.06, 2.8, 0.05
+    heat_on, heat_room_s, heat_idle, heat_gap, heat_decode = 1, 0.06, 2.8, 1.0, 0.05
     heat_gain = [0.12] * 2000
     heat_draw = [1.0] * 2000
     heat_rest = [0.4] * 100
