@@ -13,7 +13,9 @@ from sim.cli.tables import table
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def models(as_json: bool) -> None:
-    """List the built-in models.
+    """List the built-in models: parameters in all and those that one token passes through.
+
+    A name that ends in -fp8 is the model with e4m3 weights.
 
     Example: simctl models --json
     """
@@ -25,6 +27,7 @@ def models(as_json: bool) -> None:
             {
                 **asdict(spec),
                 "params": spec.params(),
+                "active_params": spec.active_params(),
                 "weight_bytes": spec.weight_bytes(),
                 "kv_bytes_per_token": spec.kv_bytes_per_token(),
             }
@@ -35,11 +38,13 @@ def models(as_json: bool) -> None:
     header = (
         "MODEL",
         "PARAMS",
+        "ACTIVE",
         "LAYERS",
         "HIDDEN",
         "HEADS",
         "KV HEADS",
         "FFN",
+        "EXPERTS",
         "KV B/TOKEN",
         "CONTEXT",
         "SOURCE",
@@ -48,11 +53,13 @@ def models(as_json: bool) -> None:
         (
             spec.name,
             f"{spec.params() / 1e9:.1f}B",
+            f"{spec.active_params() / 1e9:.1f}B",
             spec.layers,
             spec.hidden,
             spec.q_heads,
             spec.kv_heads,
             spec.ffn,
+            f"{spec.experts_per_token} of {spec.experts}" if spec.experts else "-",
             spec.kv_bytes_per_token(),
             spec.max_context,
             spec.source,

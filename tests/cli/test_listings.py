@@ -29,6 +29,16 @@ def test_model_rows_carry_derived_sizes():
     assert llama["weight_bytes"] == 2 * llama["params"] == 2 * 8_030_261_248
 
 
+def test_mixtures_are_listed_with_their_experts_and_active_parameters():
+    plain = CliRunner().invoke(models, [], catch_exceptions=False).output
+    (line,) = [line for line in plain.splitlines() if line.startswith("qwen3-235b-a22b")]
+    assert "8 of 128" in line
+    assert line.split()[1:3] == ["235.1B", "22.2B"]
+    rows = json.loads(CliRunner().invoke(models, ["--json"], catch_exceptions=False).output)
+    assert next(row for row in rows if row["name"] == "qwen3-235b-a22b")["active_params"] < 23e9
+    assert all(row["active_params"] <= row["params"] for row in rows)
+
+
 @pytest.mark.parametrize("command", [models, gpus])
 def test_help_has_an_example(command):
     assert "Example: simctl" in CliRunner().invoke(command, ["--help"]).output
