@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from calib.kernels.experts import DRAWN, FP8
+from calib.kernels.experts import DRAWN, FP8, dealt
+from calib.models import EXPERTS
 from calib.report.data import Profile
 from calib.report.text import Section, number, percent, ratio, table, tokens, us
+from sim.cost.spec import GROUPED_TILE
 
+FULL_M = 2048  # tokens from which on even experts fill a tile
+TILE = GROUPED_TILE[0]
 SHOWN_M = (1, 8, 32, 128, 512, 2048, 8192)
 
 
@@ -16,7 +20,7 @@ def experts(profile: Profile) -> Section | None:
     found = profile.timed("moe")
     if found.empty or "spread" not in found:
         return None
-    dealt, worst = _dealt(found)
+    by_skew, worst = _dealt(found)
     lead = f"A skewed routing makes the grouped GEMMs of experts up to {ratio(worst)} times as slow as an even one."
     note = (
         "torch._grouped_mm; rows are dealt to 128 experts, of which a token takes 8, in proportion to rank to the "
@@ -25,7 +29,9 @@ def experts(profile: Profile) -> Section | None:
         "does; such points are shown here and left out of the fit."
     )
     drawn = profile.timed("experts")
-    return Section("Experts under routing skew", lead, [dealt, note, *_drawn(profile, drawn)])
+    return Section(
+        "Experts under routing skew", lead, [by_skew, note, *_tiles(found), *_drawn(profile, drawn)]
+    )
 
 
 def _dealt(found: pd.DataFrame) -> tuple[str, float]:
@@ -45,6 +51,28 @@ def _dealt(found: pd.DataFrame) -> tuple[str, float]:
         )
     ratios = (f"Zipf {s:g} / even" for s in skews[1:])
     return table(("experts / layer", "tokens", "µs, even", "TFLOP/s, even", *ratios), rows), worst
+
+
+def _tiles(found: pd.DataFrame) -> list[str]:
+    """Is it the hottest expert, or the number of tiles?"""
+    most = found[(found.spread == found.spread.max()) & (found.m >= FULL_M)]
+    if most.empty:
+        return []
+    even = found[found.spread == 0.0].set_index(["label", "m"]).time_s
+    slow, tiles, hottest = [], [], []
+    for label, m, spread, seconds in zip(most.label, most.m, most.spread, most.time_s, strict=True):
+        shape = EXPERTS[label.split("/")[0]]
+        rows = dealt(int(m) * shape.chosen, shape.experts, float(spread))
+        alike = dealt(int(m) * shape.chosen, shape.experts, 0.0)
+        slow.append(seconds / even[label, m])
+        tiles.append(sum(-(-n // TILE) for n in rows) / sum(-(-n // TILE) for n in alike))
+        hottest.append(max(rows) / max(alike))
+    return [
+        f"At {FULL_M} tokens and more, exponent {found.spread.max():g} gives the most popular expert "
+        f"{min(hottest):.0f} times as many rows, makes {ratio(min(tiles))} to {ratio(max(tiles))} times as many tiles "
+        f"of {TILE} rows, and takes {ratio(min(slow))} to {ratio(max(slow))} times as long: tiles are shared out among "
+        "the SMs, and the most popular expert sets no last wave."
+    ]
 
 
 def _drawn(profile: Profile, found: pd.DataFrame) -> list[str]:

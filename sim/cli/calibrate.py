@@ -94,8 +94,13 @@ def _crew_lab(size: str, options: dict[str, Any]) -> Any:
 
 def _lab(size: str, options: dict[str, Any]) -> Any:
     from calib.measure import FULL, QUICK, SMOKE
-    from calib.models import model_shape
+    from calib.models import EXPERTS, model_shape
 
+    if options["model"] in EXPERTS:
+        raise SimctlError(
+            f"--model {options['model']} is a mixture, or a slice of one: calibrate with a dense model; "
+            "--operator moe and --operator experts time experts."
+        )
     model, protocol = model_shape(options["model"]), {"quick": QUICK, "full": FULL, "smoke": SMOKE}[size]
     if options["fake"]:
         from calib.fake import FakeLab

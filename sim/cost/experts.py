@@ -42,20 +42,34 @@ def touched(shape: Experts) -> Floats:
     if shape.counts is not None:
         return np.asarray((shape.counts > 0).sum(axis=-1), dtype=np.float64)
     m = np.asarray(shape.m, dtype=np.float64)
-    chance, alike = _table(shape)
-    return np.asarray((alike * (1.0 - (1.0 - chance) ** m[..., None])).sum(axis=-1))
+    return _touched(m.tobytes(), shape.experts, shape.chosen, shape.skew).reshape(m.shape)
 
 
 def row_tiles(shape: Experts, tile: int) -> Floats:
     """Tiles of `tile` rows that the experts' rows make, each expert's last one as if full."""
     if shape.counts is not None:
         return np.asarray((-(-shape.counts // tile)).sum(axis=-1), dtype=np.float64)
-    m = np.asarray(shape.m, dtype=np.float64)[..., None, None]
-    chance, alike = (column[:, None] for column in _table(shape))
+    m = np.asarray(shape.m, dtype=np.float64)
+    return _row_tiles(m.tobytes(), shape.experts, shape.chosen, shape.skew, tile).reshape(m.shape)
+
+
+# a price table asks for the same tokens on every SM set, and at every clock that a power cap tries
+@lru_cache(maxsize=64)
+def _touched(tokens: bytes, experts: int, chosen: int, skew: float) -> Floats:
+    m = np.frombuffer(tokens, dtype=np.float64)[:, None]
+    chance, alike = _table(experts, chosen, skew)
+    found: Floats = (alike * (1.0 - (1.0 - chance) ** m)).sum(axis=-1)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _row_tiles(tokens: bytes, experts: int, chosen: int, skew: float, tile: int) -> Floats:
+    m = np.frombuffer(tokens, dtype=np.float64)[:, None, None]
+    chance, alike = (column[:, None] for column in _table(experts, chosen, skew))
     mean, sd = m * chance, np.sqrt(m * chance * (1.0 - chance))
     rows = np.round(mean + sd * _normal())
     beyond = np.maximum(np.ceil(np.minimum(rows, m) / tile) - 1.0, 0.0).mean(axis=-1)
-    tiles: Floats = touched(shape) + (alike[:, 0] * beyond).sum(axis=-1)
+    tiles: Floats = _touched(tokens, experts, chosen, skew) + (alike[:, 0] * beyond).sum(axis=-1)
     return tiles
 
 
@@ -64,8 +78,8 @@ def hottest_share(experts: int, chosen: int, skew: float) -> float:
     return max(chance for chance, _ in chances(experts, chosen, skew)) * experts / chosen
 
 
-def _table(shape: Experts) -> tuple[Floats, Floats]:
-    found = np.array(chances(shape.experts, shape.chosen, shape.skew))
+def _table(experts: int, chosen: int, skew: float) -> tuple[Floats, Floats]:
+    found = np.array(chances(experts, chosen, skew))
     return found[:, 0], found[:, 1]
 
 

@@ -18,12 +18,13 @@ from calib.measure import QUICK
 from calib.models import EXPERTS, MODELS
 from calib.rows import frame, row, write_table
 from calib.sweeps.shards import ExpertShardsSweep, Fp8ShardsSweep, RoutingSweep, ShardsSweep
+from sim.cli import cli
 from sim.cost.gpu import load_gpu
 from sim.cost.model import load_model
 from sim.cost.operators import linear_operators
 from sim.cost.profile import spec_profile
 from sim.cost.shapes import Elementwise, Experts, Gemm
-from sim.errors import CalibrationError
+from sim.errors import CalibrationError, SimctlError
 
 GPU = load_gpu("h200-sxm")
 LLAMA = MODELS["llama-3.1-8b"]
@@ -174,6 +175,14 @@ def test_unknown_experts_types_and_scales_are_refused() -> None:
         make(LLAMA, {"kind": "quantise", "label": "lazy", "m": 4, "k": 64})
     with pytest.raises(CalibrationError, match="No experts"):
         make(LLAMA, {"kind": "routing", "experts_of": "qwen3-30b-a3b", "label": "sort", "m": 4})
+
+
+def test_a_mixture_is_no_model_to_calibrate_with(tmp_path: Path) -> None:
+    with pytest.raises(SimctlError, match="is a mixture"):
+        cli.main(
+            ["calibrate", "--fake", "--model", "qwen3-30b-a3b", "-o", str(tmp_path / "x")],
+            standalone_mode=False,
+        )
 
 
 POINTS = [
