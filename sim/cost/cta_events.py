@@ -179,6 +179,8 @@ class _Batch:
         self, rows: NDArray[np.intp], slot: int, asked: NDArray[np.bool_], kind: int
     ) -> NDArray[np.bool_]:
         """Start the next CTAs of a kind in a slot of the SMs that ask for one; the SMs that get none."""
+        if not asked.any():
+            return asked
         number = self.given[rows, kind][:, None] + np.cumsum(asked, axis=1) - asked
         got = asked & (number < self.count[rows, kind][:, None])
         launch, sm = np.nonzero(got)

@@ -44,7 +44,7 @@ def rows(count: int, seed: int, sweep: str = "fused") -> list[dict[str, Any]]:
         times = {
             "serial_fa2": serial,
             "serial_fa3": 0.8 * serial,
-            "pod": serial * known(q, h, batch, context),
+            "streams": serial * known(q, h, batch, context),
         }
         for variant, time_s in times.items():
             shape = {"q_tokens": str(q), "history_tokens": str(h), "decode_batch": batch}
@@ -63,64 +63,70 @@ def rows(count: int, seed: int, sweep: str = "fused") -> list[dict[str, Any]]:
     return made
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "measurements").mkdir()
-    write_table(rows(300, 1), tmp_path / "measurements" / "fused.csv.gz")
-    write_table(rows(40, 2, "fused_random"), tmp_path / "measurements" / "fused_random.csv.gz")
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("surface")
+    (made / "measurements").mkdir()
+    write_table(rows(240, 1), made / "measurements" / "fused.csv.gz")
+    write_table(rows(40, 2, "fused_random"), made / "measurements" / "fused_random.csv.gz")
+    return made
 
 
-def test_a_known_surface_is_found_again(folder: Path) -> None:
-    surface, record = fit_fused(folder, MODEL, H200)
+@pytest.fixture(scope="module")
+def fitted(folder: Path) -> Any:
+    return fit_fused(folder, MODEL, H200)
+
+
+def test_a_known_surface_is_found_again(folder: Path, fitted: Any) -> None:
+    surface, record = fitted
     assert surface is not None
-    assert surface.variants == ("pod",)  # nothing else was measured
-    assert surface.base("pod") == "fa2"
-    assert record["pod"]["random"]["median"] < 0.02
-    assert record["pod"]["random"]["points"] == 300
+    assert surface.variants == ("streams",)  # nothing else was measured
+    assert surface.base("streams") == "fa2"
+    assert record["streams"]["random"]["median"] < 0.02
+    assert record["streams"]["random"]["points"] == 240
     scored = score_fused(folder, surface, MODEL)
-    assert scored["pod"]["points"] == 40
-    assert scored["pod"]["median"] < 0.02
-    again = recheck_fused(folder, MODEL, H200, record)
-    assert again["pod"] == record["pod"]
+    assert scored["streams"]["points"] == 40
+    assert scored["streams"]["median"] < 0.02
+    again = recheck_fused(folder, MODEL, H200, record, surface)
+    assert again["streams"] == record["streams"]
 
 
-def test_a_table_is_the_ratio_of_every_pair_of_sides(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL, H200)
+def test_a_table_is_the_ratio_of_every_pair_of_sides(fitted: Any) -> None:
+    surface, _ = fitted
     assert surface is not None
     q, h = np.array([[100.0, 512.0], [2048.0, 9.0]]), np.array([[0.0, 300.0], [4096.0, 50000.0]])
     batch, context = np.array([1.0, 33.0, 200.0]), np.array([700.0, 9000.0, 64.0])
-    table = surface.table("pod", q, h, batch, context)
+    table = surface.table("streams", q, h, batch, context)
     assert table.shape == (2, 2, 3)
-    one = surface.ratio("pod", q[..., None], h[..., None], batch, context)
+    one = surface.ratio("streams", q[..., None], h[..., None], batch, context)
     np.testing.assert_allclose(table, one, rtol=1e-12)
     # off the measured range the edge answers
-    edge = surface.ratio("pod", 64, 0, 4, 512)
-    assert surface.ratio("pod", 1, 0, 1, 1) == edge
-    assert surface.covered("pod", 512, 4096, 32, 2048)
-    assert not surface.covered("pod", 1, 4096, 32, 2048)
-    assert not surface.covered("streams", 512, 4096, 32, 2048)
+    edge = surface.ratio("streams", 64, 0, 4, 512)
+    assert surface.ratio("streams", 1, 0, 1, 1) == edge
+    assert surface.covered("streams", 512, 4096, 32, 2048)
+    assert not surface.covered("streams", 1, 4096, 32, 2048)
+    assert not surface.covered("batched", 512, 4096, 32, 2048)
 
 
-def test_answers_never_leave_what_was_measured(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL, H200)
+def test_answers_never_leave_what_was_measured(fitted: Any) -> None:
+    surface, _ = fitted
     assert surface is not None
-    curve = surface.curves["pod"]
+    curve = surface.curves["streams"]
     rng = np.random.default_rng(5)
-    values = surface.ratio("pod", *(2 ** rng.uniform(0, 16, 200) for _ in range(4)))
+    values = surface.ratio("streams", *(2 ** rng.uniform(0, 16, 200) for _ in range(4)))
     assert (values >= curve.low).all()
     assert (values <= curve.high).all()
 
 
-def test_a_surface_survives_its_file(folder: Path) -> None:
-    surface, _ = fit_fused(folder, MODEL, H200)
+def test_a_surface_survives_its_file(tmp_path: Path, fitted: Any) -> None:
+    surface, _ = fitted
     assert surface is not None
-    path = folder / "fused.json"
+    path = tmp_path / "fused.json"
     path.write_text(json.dumps(surface.as_data()))
     loaded = load_fused(path, "measured", "somewhere")
     assert (loaded.label, loaded.coverage) == ("measured", "somewhere")
     assert loaded.heads == surface.heads == (32, 8, 128)
-    at = ("pod", 700, 3000, 20, 2500)
+    at = ("streams", 700, 3000, 20, 2500)
     assert loaded.ratio(*at) == pytest.approx(surface.ratio(*at), rel=1e-3)
     assert loaded.sigma == pytest.approx(surface.sigma, abs=1e-4)
     for broken, said in (
@@ -136,7 +142,7 @@ def test_a_surface_survives_its_file(folder: Path) -> None:
 def test_errors_of_a_row_are_of_shapes_that_the_fit_did_not_see(folder: Path) -> None:
     shapes = shapes_of(read_rows(folder, "fused"), model=MODEL)
     sites = coordinates(*(shapes[name] for name in ("q", "h", "batch", "context")))
-    logs, all_known = ratios(shapes, "pod", "fa2")
+    logs, all_known = ratios(shapes, "streams", "fa2")
     assert all_known.all()
     lengths = np.array([1.0, 2.0, 2.0, 2.0])
     left, at = rows_out(sites, logs, lengths, 0)
@@ -146,7 +152,8 @@ def test_errors_of_a_row_are_of_shapes_that_the_fit_did_not_see(folder: Path) ->
     assert gaussians(sites, lengths)[3, 3] == 1.0
 
 
-def test_several_chunks_and_other_types_are_no_part_of_the_surface(folder: Path) -> None:
+def test_several_chunks_and_other_types_are_no_part_of_the_surface(tmp_path: Path) -> None:
+    (tmp_path / "measurements").mkdir()
     more = rows(5, 3)
     for one in more[:9]:
         one["q_tokens"], one["history_tokens"] = "512;512", "0;0"
@@ -154,10 +161,10 @@ def test_several_chunks_and_other_types_are_no_part_of_the_surface(folder: Path)
         one["dtype"] = "float16"
     write_table(
         [*rows(70, 1), *[{**one, "point": f"x{one['point']}"} for one in more]],
-        folder / "measurements" / "fused.csv.gz",
+        tmp_path / "measurements" / "fused.csv.gz",
     )
-    assert len(shapes_of(read_rows(folder, "fused"), model=MODEL)) == 70
-    assert len(shapes_of(read_rows(folder, "fused"), "float16", MODEL)) == 2
+    assert len(shapes_of(read_rows(tmp_path, "fused"), model=MODEL)) == 70
+    assert len(shapes_of(read_rows(tmp_path, "fused"), "float16", MODEL)) == 2
 
 
 def test_too_few_shapes_make_no_surface(tmp_path: Path) -> None:
