@@ -228,8 +228,8 @@ def others(profile: Profile) -> Section | None:
         "The terms of fused kernels (`sim.cost.fused_ctas`) were fitted to 32 query and 8 KV heads of 128 in bfloat16; "
         "errors (median / 95th percentile) of other heads of 128 and of float16 are of shapes that no fit saw, so "
         "their prices are transferred and hold as they are. Policy `pod` for Llama-2-7B is priced by them on a grid of "
-        "its own heads, labelled as measured. Head dimension 64 has terms of its own, fitted to every other of its shapes; "
-        "the errors are of the rest."
+        "its own heads, labelled as measured. Head dimension 64 has terms of its own, fitted to every other of its "
+        "shapes; the errors are of the rest."
     )
     return Section("Fused attention with other heads and types", lead, [table(head, rows, words=4), note])
 
