@@ -23,7 +23,7 @@ POD = "pod "  # what names of FlashInfer's own kernel begin with
 KINDS = {COMPUTE: "compute", BANDWIDTH: "bandwidth", BOTH: "both"}
 POD_KINDS = {COMPUTE: "prefill", BANDWIDTH: "decode"}
 INKS = {COMPUTE: COLOURS[0], BANDWIDTH: COLOURS[1], BOTH: COLOURS[3]}
-ROW = 2.6  # pixels of an SM
+ROW = 4.0  # pixels of an SM
 
 
 def timelines(profile: Profile) -> Section | None:

@@ -21,12 +21,11 @@ from sim.cost.cta_terms import (
     CtaTerms,
     Tile,
 )
+from sim.cost.flashinfer_plan import MANY_ROWS, alike_splits, pod_splits
 from sim.cost.waves import ceil_div
 
 KEYS_PER_BLOCK = 128  # unit in which FlashAttention cuts a context into splits
 MAX_SPLITS = 128
-LEAST_CHUNK = 256  # keys of FlashInfer's shortest split
-MANY_ROWS = 1536  # rows from which BatchPOD's prefill is planned as if it had the GPU to itself
 
 
 @dataclass(frozen=True)
@@ -127,17 +126,12 @@ def serial_decode(terms: CtaTerms, shape: MixedShape) -> Grid:
     """The decode kernel of separate attention: FlashAttention 2's tile of 64 rows, or FlashInfer's on Hopper."""
     parts = shape.batch * shape.kv_heads
     if terms.serial == "fa3":
-        splits = balanced_splits(2 * terms.sms, parts, shape.context)
+        splits = alike_splits(shape.batch, int(shape.context), 2 * terms.sms // shape.kv_heads)
         made = decode_ctas(terms, shape, FLASHINFER_DECODE, splits)
         return Grid(NO_CTAS, made, 2, PREFILL_FIRST, int(splits > 1), None, FLASHINFER_DECODE, 1, splits)
     splits = flash_splits(parts, 2 * terms.sms, ceil_div(int(shape.context), KEYS_PER_BLOCK))
     made = decode_ctas(terms, shape, SPLIT, splits)
     return Grid(NO_CTAS, made, 2, PREFILL_FIRST, int(splits > 1), None, SPLIT, 1, splits)
-
-
-def balanced_splits(budget: int, parts: int, keys: float) -> int:
-    """FlashInfer's plan: as many splits as keep all CTAs within `budget`, none shorter than `LEAST_CHUNK` keys."""
-    return max(1, min(budget // parts, int(keys // LEAST_CHUNK)))
 
 
 def artefact(terms: CtaTerms, shape: MixedShape, ctas_per_sm: int, half: bool, limited: bool) -> Grid:
@@ -210,16 +204,17 @@ def _grouped(made: Ctas, factor: int) -> Ctas:
 def flashinfer(terms: CtaTerms, shape: MixedShape, batched: bool) -> Grid:
     """FlashInfer's POD (one prefill) or, `batched`, BatchPOD: at most two CTAs an SM, no virtual decode CTAs; decode is
     planned over two CTAs an SM, a single prefill over one wave, a batched one over what decode leaves."""
-    rows = shape.q * (shape.q_heads // shape.kv_heads)
+    rows, keys = shape.q * (shape.q_heads // shape.kv_heads), shape.q + shape.h
     tile = LARGE if rows > 64 and shape.head_dim < 256 else FLASHINFER_SMALL
-    parts, tiles = shape.batch * shape.kv_heads, ceil_div(rows, tile.rows) * shape.kv_heads
-    d_splits = balanced_splits(2 * terms.sms, parts, shape.context)
+    tiles, planned = ceil_div(rows, tile.rows), 2 * terms.sms
+    d_splits = alike_splits(shape.batch, int(shape.context), planned // shape.kv_heads)
     slots = min(2, terms.ctas_per_sm(max(tile.smem_bytes(128), FLASHINFER_DECODE.smem_bytes(128)), 4))
-    budget = slots * terms.sms
-    if batched and rows <= MANY_ROWS:
+    if batched:
         # the plan's unit is a part of a request, whose KV heads come on top
-        budget = max(2 * terms.sms - shape.batch * d_splits, 0)
-    p_splits = balanced_splits(budget, tiles, shape.q + shape.h)
+        taken = 0 if shape.q > MANY_ROWS else shape.batch * d_splits
+        p_splits = alike_splits(tiles, keys, max(planned - taken, 0) // shape.kv_heads)
+    else:
+        p_splits = pod_splits(keys, slots * terms.sms // (tiles * shape.kv_heads))[0]
     made_p = prefill_ctas(terms, shape, tile, p_splits, packed=True)
     made_d = decode_ctas(terms, shape, FLASHINFER_DECODE, d_splits)
     tickets = proportional(made_p.count, made_d.count)

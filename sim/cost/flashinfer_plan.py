@@ -60,6 +60,20 @@ def split_pages(tiles: Sequence[int], pages: Sequence[int], most: int) -> int:
     return low
 
 
+def alike_splits(tiles: int, keys: int, most: int) -> int:
+    """Splits of sequences alike, `tiles` row tiles in all: what `split_pages` makes of them."""
+    pages = max(1, ceil_div(keys, PAGE))
+    room = most // tiles
+    chunk = max(LEAST_PAGES, ceil_div(pages, room)) if room else pages
+    return int(ceil_div(pages, min(chunk, pages)))
+
+
+def pod_splits(keys: int, most: int) -> tuple[int, int]:
+    """(splits, keys of each) of POD's chunk where `most` splits fill one wave; one where not even the tiles fit."""
+    chunk = max(ceil_div(keys, most), LEAST_KEYS) if most else keys
+    return int(ceil_div(keys, chunk)), int(chunk)
+
+
 def decode_side(contexts: Sequence[int], q_heads: int, kv_heads: int, head_dim: int, sms: int) -> Side:
     """One query row a sequence: planned over two CTAs an SM."""
     group = q_heads // kv_heads
@@ -90,8 +104,7 @@ def pod_side(q: int, h: int, q_heads: int, kv_heads: int, head_dim: int, sms: in
     group, keys = q_heads // kv_heads, q + h
     rows = tile_rows(q * group, head_dim)
     most = SLOTS * sms // (kv_heads * ceil_div(q * group, rows))
-    chunk = max(ceil_div(keys, most), LEAST_KEYS) if most else keys
-    return _prefill(q, h, group, kv_heads, rows, ceil_div(keys, chunk), chunk, by_tile=False)
+    return _prefill(q, h, group, kv_heads, rows, *pod_splits(keys, most), by_tile=False)
 
 
 def batch_pod_sides(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.cost.flashinfer_plan import (
+    alike_splits,
     batch_pod_sides,
     decode_side,
     pod_side,
@@ -40,6 +41,13 @@ def test_a_split_is_the_shortest_whose_ctas_fit(sequences: list[tuple[int, int]]
     found, longest = split_pages(tiles, pages, most), max(pages)
     fits = [chunk for chunk in range(8, longest + 1) if count(chunk) <= most]
     assert found == (min(fits) if fits else max(8, longest))
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40000), st.integers(0, 300))
+def test_sequences_alike_have_a_closed_form(batch: int, tiles: int, keys: int, most: int) -> None:
+    pages = -(-keys // 16)
+    chunk = split_pages([tiles] * batch, [pages] * batch, most)
+    assert alike_splits(batch * tiles, keys, most) == -(-pages // chunk)
 
 
 @given(
