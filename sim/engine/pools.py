@@ -109,6 +109,7 @@ class PooledCluster(Cluster):
     ) -> None:
         self.link = link
         super().__init__(workload, policy, groups, settings)
+        self.patient = False  # hand-overs and transfers come between arrivals
         n = len(workload)
         self.decode_of = np.full(n, -1, np.int64)
         self.transfer_s, self.pull_wait_s = np.full(n, np.nan), np.full(n, np.nan)
