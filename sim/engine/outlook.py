@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from sim.engine.lane import accept, settle
+from sim.engine.lanes import accept_lanes, next_end, settle_lanes
 from sim.engine.layout import (
     BURST,
     BUSY,
     COHORT,
     COMMITTED,
+    DUE,
     IN_CHUNKS,
     MANY,
     N_PARTIAL,
@@ -73,6 +76,34 @@ def next_leave(q: Any, r: Any, least_step_s: float) -> float:
     if steps <= left:
         return float(r.ends[iv[COMMITTED] + steps - 1])
     return float(r.ends[iv[BURST] - 1] + (steps - left) * least_step_s)
+
+
+@jit
+def settle_and_look(q: Any, r: Any, p: Any, now: float, least_step_s: float) -> float:
+    """Bring a replica of one lane up to `now`; returns a time before which nobody leaves."""
+    settle(q, r, p, now)
+    return next_leave(q, r, least_step_s)
+
+
+@jit
+def accept_and_look(q: Any, r: Any, p: Any, i: int, now: float, least_step_s: float) -> float:
+    """Request i arrives on one lane; returns a time before which nobody leaves."""
+    accept(q, r, p, i, now)
+    return next_leave(q, r, least_step_s)
+
+
+@jit
+def settle_lanes_and_look(q: Any, r: Any, x: Any, now: float) -> float:
+    """The same for two lanes: nobody leaves before something ends, or is launched."""
+    settle_lanes(q, r, x, now)
+    return next_end(r) if r.iv[DUE] == 0 else r.fv[NOW]
+
+
+@jit
+def accept_lanes_and_look(q: Any, r: Any, x: Any, i: int, now: float) -> float:
+    """The same for two lanes."""
+    accept_lanes(q, r, x, i, now)
+    return next_end(r) if r.iv[DUE] == 0 else r.fv[NOW]
 
 
 def least_step_s(p: Any) -> float:

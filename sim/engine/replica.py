@@ -50,7 +50,13 @@ from sim.engine.layout import (
     WAIT_SINCE,
 )
 from sim.engine.meter import read_lanes, read_meter
-from sim.engine.outlook import least_step_s, next_leave
+from sim.engine.outlook import (
+    accept_and_look,
+    accept_lanes_and_look,
+    least_step_s,
+    settle_and_look,
+    settle_lanes_and_look,
+)
 from sim.errors import PlanError
 from sim.native import HotCode
 
@@ -71,7 +77,8 @@ class OneLane:
     def _bind(self, hot: HotCode) -> None:
         self._settle = hot.bind(settle, self.q, self.r, self.p)
         self._accept = hot.bind(accept, self.q, self.r, self.p)
-        self._next_leave = hot.bind(next_leave, self.q, self.r)
+        self._settle_and_look = hot.bind(settle_and_look, self.q, self.r, self.p)
+        self._accept_and_look = hot.bind(accept_and_look, self.q, self.r, self.p)
         self._least_step_s = least_step_s(self.p)
 
     def settle(self, now: float) -> None:
@@ -106,9 +113,17 @@ class OneLane:
         """Add to `r`, a copy of the replica, the SM time that what is in flight has used until `now`."""
         count_in_flight(self.q, r, self.p, now)
 
-    def next_leave_s(self, wake_s: float) -> float:
-        """A time before which nobody leaves; `wake_s`: when the lane is next looked at."""
-        return float(self._next_leave(self._least_step_s))
+    def busy(self) -> bool:
+        """Is anything in flight?"""
+        return bool(self.shown.iv[BUSY] == 1)
+
+    def settle_and_look(self, now: float) -> float:
+        """Commit what has ended by `now`; returns a time before which nobody leaves."""
+        return float(self._settle_and_look(now, self._least_step_s))
+
+    def accept_and_look(self, i: int, now: float) -> float:
+        """Request i arrives; returns a time before which nobody leaves."""
+        return float(self._accept_and_look(i, now, self._least_step_s))
 
     def decides_at(self, now: float) -> float:
         """When a request that has just arrived is first looked at."""
@@ -128,6 +143,8 @@ class TwoLanes(OneLane):
         self._settle = hot.bind(settle_lanes, self.q, self.r, self.x)
         self._accept = hot.bind(accept_lanes, self.q, self.r, self.x)
         self._next_end = hot.bind(next_end, self.r)
+        self._settle_and_look = hot.bind(settle_lanes_and_look, self.q, self.r, self.x)
+        self._accept_and_look = hot.bind(accept_lanes_and_look, self.q, self.r, self.x)
 
     def settle(self, now: float) -> None:
         """Commit what has ended by `now`."""
@@ -153,9 +170,17 @@ class TwoLanes(OneLane):
         """A last reading, with what is done of the launches in flight."""
         read_lanes(self.q, self.shown, now)
 
-    def next_leave_s(self, wake_s: float) -> float:
-        """Not before something ends or is launched."""
-        return wake_s
+    def busy(self) -> bool:
+        """Is anything in flight, or a decision due?"""
+        return bool(self.shown.iv[DUE] == 1 or self._next_end() < NEVER)
+
+    def settle_and_look(self, now: float) -> float:
+        """Commit what has ended by `now`; returns a time before which nobody leaves."""
+        return float(self._settle_and_look(now))
+
+    def accept_and_look(self, i: int, now: float) -> float:
+        """Request i arrives; returns a time before which nobody leaves."""
+        return float(self._accept_and_look(i, now))
 
     def decides_at(self, now: float) -> float:
         """At once if a lane is idle."""
@@ -168,8 +193,7 @@ class ReplicaProcess:
     `drive(limit, look_ahead)` runs the policy's loop. `limit()` is the next time at which anything outside may
     touch this replica: everything before it can be committed ahead of the clock. With `on_finish` set (closed
     loops, hand-overs) nothing is committed ahead, so that completions reach their listener in time. `on_launch` is
-    told of every launch or burst. A `patient` replica has no events of its own on the clock: whoever is about to touch
-    it brings it up to date (`advance_to`), which takes one call for many decisions.
+    told of every launch or burst. A replica whose router keeps it (`sim.engine.routing`) has no events on the clock.
     """
 
     def __init__(
@@ -183,7 +207,6 @@ class ReplicaProcess:
         on_finish: Callable[[list[int]], None] | None,
         name: str,
         on_launch: Callable[[], None] | None = None,
-        patient: bool = False,
     ) -> None:
         self.clock, self.index, self.lanes = clock, index, lanes
         self.q, self.r = lanes.q, lanes.r
@@ -194,7 +217,7 @@ class ReplicaProcess:
             on_finish,
             name,
         )
-        self.on_launch, self.patient = on_launch, patient
+        self.on_launch = on_launch
         self.outstanding = 0  # requests waiting or running when last settled
         self.gaps: list[np.ndarray[Any, Any]] = []
         self.counts: list[np.ndarray[Any, Any]] = []
@@ -210,16 +233,9 @@ class ReplicaProcess:
         self.lanes.settle(now)
         self._count()
 
-    def advance_to(self, now: float) -> None:
-        """Bring the state up to `now`; a patient replica first takes every decision before."""
-        if self.patient and self.wake_s < now:
-            self._run(self.wake_s, now)
-        if self.wake_s <= now:
-            self.settle(now)
-
-    def next_leave_s(self) -> float:
-        """A time before which `outstanding` does not fall."""
-        return self.lanes.next_leave_s(self.wake_s)
+    def run_until(self, limit: float) -> None:
+        """Take every decision before `limit`, of a replica that has no events of its own."""
+        self._advance(limit, math.inf)
 
     def _count(self) -> None:
         iv = self.lanes.shown.iv
@@ -250,8 +266,6 @@ class ReplicaProcess:
 
     def _wake(self, time_s: float) -> None:
         self.wake_s = time_s
-        if self.patient:
-            return
         kind = COMPLETION if self.on_finish else DECISION
         self._stamp += 1
         event = self.clock.at(time_s, kind, self.index)
@@ -286,15 +300,7 @@ class ReplicaProcess:
             # what passed without a disturbance since the last decision says how far ahead it pays to price
             look_ahead = now + 2.0 * (now - self._decided_s)
             self._decided_s = now
-        while True:
-            self.drive(limit, look_ahead)
-            if r.iv[ERROR] != 0:
-                raise PlanError(
-                    f"policy '{self.name}': request {r.iv[ERROR_ID]} {ERROR_TEXT[int(r.iv[ERROR])]}"
-                )
-            if max(r.iv[N_LOG], r.iv[N_DONE], r.iv[N_STEPLOG]) < LOG_CAP and r.iv[N_METER] < METER_CAP:
-                break
-            self.drain()
+        self._advance(limit, look_ahead)
         self._count()
         due = self.lanes.due()
         if due < math.inf:
@@ -303,6 +309,17 @@ class ReplicaProcess:
                 self.on_launch()
         elif r.iv[INBOX_NEXT] < len(r.inbox):
             self._wake(float(self.q.arrival_s[r.inbox[r.iv[INBOX_NEXT]]]))
+
+    def _advance(self, limit: float, look_ahead: float) -> None:
+        """The policy's loop until `limit`, with its logs moved away whenever they are full."""
+        iv = self.lanes.shown.iv
+        while True:
+            self.drive(limit, look_ahead)
+            if iv[ERROR] != 0:
+                raise PlanError(f"policy '{self.name}': request {iv[ERROR_ID]} {ERROR_TEXT[int(iv[ERROR])]}")
+            if max(iv[N_LOG], iv[N_DONE], iv[N_STEPLOG]) < LOG_CAP and iv[N_METER] < METER_CAP:
+                return
+            self.drain()
 
     def _take_done(self) -> list[int]:
         n = int(self.r.iv[N_DONE])

@@ -21,7 +21,7 @@ from sim.engine.recording import Snapshot, make_records
 from sim.engine.records import REJECTED, UNFINISHED, RunRecords
 from sim.engine.replica import ReplicaProcess
 from sim.engine.routers import ROUTERS, check_router
-from sim.engine.routing import route_in_order
+from sim.engine.routing import Routing
 from sim.errors import StalledError
 from sim.native import HotCode
 from sim.workload.workload import Workload
@@ -101,7 +101,6 @@ class Cluster:
             not self.run_ahead,
             partial(self._on_finish, k) if self._hears else None,
             str(getattr(policy, "label", type(policy).__name__)),
-            patient=self.patient,
         )
 
     def _find_unservable(self, policy: Any, group: Group) -> None:
@@ -154,26 +153,30 @@ class Cluster:
         """Bring every replica up to `now`."""
         for replica in self.replicas:
             if replica.wake_s <= now:
-                replica.advance_to(now)
+                replica.settle(now)
 
     def _route_all(self) -> None:
-        """Every arrival to a patient replica; the measured window opens in between."""
+        """Every arrival to a replica that the router keeps; the measured window opens in between."""
+        router = Routing(self.replicas, self.router.choose)
+
+        def open_window(now: float) -> None:
+            if self.window_start is None and self.warmup_s <= now and self.warmup_s < self.end_s:
+                router.bring_to(self.warmup_s)
+                self._open_window(self.warmup_s)
 
         def arrivals() -> Iterator[tuple[int, float]]:
             for i in self._routable.tolist():
                 now = float(self.workload.arrival_s[i])
                 if now >= self.end_s:
                     return
-                if self.window_start is None and self.warmup_s <= now:
-                    self._open_window(self.warmup_s)
+                if self.window_start is None:
+                    open_window(now)
                 yield i, now
 
-        def routed(i: int, k: int) -> None:
-            self.replica_of[i] = k
-
-        route_in_order(arrivals(), self.replicas, self.router.choose, routed)
-        if self.window_start is None and self.warmup_s < self.end_s and math.isfinite(self.warmup_s):
-            self._open_window(self.warmup_s)
+        router.route(arrivals(), self.replica_of.__setitem__)
+        if math.isfinite(self.warmup_s):
+            open_window(math.inf)
+        router.bring_to(self.end_s)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         for i in self._routable.tolist():
@@ -227,7 +230,6 @@ class Cluster:
         """Run to the end; returns the time of the last event that counts."""
         if self.patient:
             self._route_all()
-            self._settle(self.end_s)
             return self._ended()
         if math.isfinite(self.warmup_s) and self.warmup_s < self.end_s:
             event = self.clock.at(self.warmup_s, TRANSFER)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fingerprint import fingerprint
-from stub_cost import TICK, plain_tables, rough_tables, stub_cost
-from workloads import workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stub_cost import TICK, plain_tables, real_cost, rough_tables, stub_cost
+from workloads import workload, workloads
 
 from sim.engine import RunRecords, simulate
+from sim.engine.outlook import least_step_s
 from sim.errors import SimctlError
 from sim.policies import make_policy
 from sim.workload.workload import Workload
@@ -231,3 +234,39 @@ def test_without_warm_up_the_window_is_everything() -> None:
 def test_an_unknown_router_is_named_with_the_nearest() -> None:
     with pytest.raises(SimctlError, match=r"unknown router 'round-robbin'.*round-robin"):
         run(load(3), ENTRIES[0], router="round-robbin")
+
+
+@given(
+    load=workloads(most=40),
+    replicas=st.integers(2, 5),
+    blocks=st.sampled_from([40, 400]),
+    warmup=st.sampled_from([0.0, 0.01]),
+    entry=st.sampled_from(
+        [{"name": "sarathi", "token_budget": 24}, {"name": "vllm-v0"}, {"name": "streams"}]
+    ),
+)
+@settings(max_examples=40)
+def test_what_the_router_counts_is_what_is_there(
+    load: Workload, replicas: int, blocks: int, warmup: float, entry: dict[str, Any]
+) -> None:
+    # replicas are left alone for as long as nobody can leave them: the counts must not show it
+    frame = run(
+        load, entry, replicas=replicas, router="least-outstanding", num_gpu_blocks=blocks, warmup_s=warmup
+    ).requests
+    served = frame[frame["status"] == "finished"].reset_index(drop=True)
+    for i, row in served.iterrows():
+        before = served.iloc[:i]
+        inside = before[before["finish_s"] > row["arrival_s"]]
+        held = [int((inside["replica"] == k).sum()) for k in range(replicas)]
+        assert row["replica"] == held.index(min(held)), f"request {i} with {held}"
+
+
+def test_no_step_is_shorter_than_the_least() -> None:
+    for name in ("sarathi-512", "vllm-v0", "pod"):
+        cost = real_cost()
+        records = simulate(load(), make_policy(name), cost, record_steps=True)
+        p = cost.compile(max_tokens=512, max_seqs=128, max_context=8192, jitter=True)
+        steps = records.steps
+        assert steps is not None
+        least = least_step_s(p)
+        assert 0 < least <= float((steps["end_s"] - steps["start_s"]).min())
