@@ -40,7 +40,8 @@ METRICS: dict[str, tuple[str, float]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """The repeats of one policy at one load: names of the cases, facts, and what both sides say."""
+    """The repeats of one policy at one load: names of the cases, facts, and what both sides say. `gpu_*`: the GPU's
+    seconds of each launch by themselves; `cards`: how many GPUs the repeats ran on; `study`: whose cases they are."""
 
     policy: str
     load: float
@@ -53,30 +54,41 @@ class Group:
     step_real_s: NDArray[np.float64]
     step_simulated_s: NDArray[np.float64]
     steps: pd.DataFrame
+    gpu_real_s: NDArray[np.float64]
+    gpu_simulated_s: NDArray[np.float64]
+    cards: int = 1
+    study: str = ""
 
 
-def groups_of(e: Experiment, folder: Path, cost: ProfiledCost) -> list[Group]:
+def groups_of(e: Experiment, folder: Path, cost: ProfiledCost, study: str = "") -> list[Group]:
     """Replay and simulate what was measured."""
     cases: dict[tuple[str, float, str], list[str]] = {}
     for name in finished(folder):
         facts, _, _ = read_case(folder, name)
         if facts["mode"] in ("open", "load_step"):
             cases.setdefault((facts["policy"], facts["load"], facts["mode"]), []).append(name)
-    return [_group(e, folder, cost, key, names) for key, names in cases.items()]
+    return [_group(e, folder, cost, key, names, study) for key, names in cases.items()]
 
 
 def _group(
-    e: Experiment, folder: Path, cost: ProfiledCost, key: tuple[str, float, str], names: list[str]
+    e: Experiment,
+    folder: Path,
+    cost: ProfiledCost,
+    key: tuple[str, float, str],
+    names: list[str],
+    study: str,
 ) -> Group:
     read = [read_case(folder, name) for name in names]
     facts, _, requests = read[0]
     policy = make_policy(facts["entry"])
     cost = with_hosts(cost, folder, policy.lanes)
-    logs, predicted = [], []
+    logs, predicted, on_gpu = [], [], []
     for _, steps, _ in read:
         shapes = shapes_of(steps)
         logs.append(steps)
-        predicted.append(Replay(cost, shapes, policy.attention(deployment_of(cost, facts))).seconds(shapes))
+        whole, gpu = Replay(cost, shapes, policy.attention(deployment_of(cost, facts))).seconds(shapes)
+        predicted.append(whole)
+        on_gpu.append(gpu)
     all_steps = pd.concat(logs, ignore_index=True)
     summary, simulated = _simulate(e, facts, requests, cost)
     return Group(
@@ -89,7 +101,17 @@ def _group(
         (all_steps["end_s"] - all_steps["start_s"]).to_numpy(np.float64),
         np.concatenate(predicted),
         all_steps,
+        *_on_gpu(all_steps, np.concatenate(on_gpu)),
+        len({f["gpu"].get("uuid", "") for f, _, _ in read}),
+        study,
     )
+
+
+def _on_gpu(steps: pd.DataFrame, predicted: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Measured and predicted GPU seconds; nothing of a dry run."""
+    if "gpu_s" not in steps.columns:
+        return np.zeros(0), np.zeros(0)
+    return steps["gpu_s"].to_numpy(np.float64), predicted
 
 
 def deployment_of(cost: ProfiledCost, facts: Mapping[str, Any]) -> Deployment:
@@ -153,7 +175,7 @@ def rows_of(groups: list[Group]) -> list[dict[str, Any]]:
     """The rows of `fidelity.json`: per policy and load, replay errors and one row a metric of open mode."""
     rows: list[dict[str, Any]] = []
     for group in groups:
-        where = {"policy": group.policy, "load": group.load}
+        where = {"study": group.study, "policy": group.policy, "load": group.load}
         rows += [{**where, "mode": "replay", **row} for row in _replay_rows(group)]
         for metric, (key, scale) in METRICS.items():
             real = [run[key] for run in group.real if run.get(key) is not None]
@@ -176,18 +198,24 @@ def rows_of(groups: list[Group]) -> list[dict[str, Any]]:
 
 
 def _replay_rows(group: Group) -> list[dict[str, Any]]:
-    off = np.abs(group.step_simulated_s / group.step_real_s - 1.0)
-    base = {
-        "real": _short(float(np.median(group.step_real_s))),
-        "simulated": _short(float(np.median(group.step_simulated_s))),
-        "steps": len(off),
-        "of": group.mode,
-        "real_spread": None,
-    }
-    return [
-        {"metric": "step_s", **base, "error": _short(float(np.median(off)), 4)},
-        {"metric": "step_s_p95", **base, "error": _short(float(np.percentile(off, 95)), 4)},
-    ]
+    rows = []
+    for metric, ours, real in (
+        ("step_s", group.step_simulated_s, group.step_real_s),
+        ("gpu_s", group.gpu_simulated_s, group.gpu_real_s),
+    ):
+        if not len(real):
+            continue
+        off = np.abs(ours / real - 1.0)
+        base = {
+            "real": _short(float(np.median(real))),
+            "simulated": _short(float(np.median(ours))),
+            "steps": len(off),
+            "of": group.mode,
+            "real_spread": None,
+        }
+        rows.append({"metric": metric, **base, "error": _short(float(np.median(off)), 4)})
+        rows.append({"metric": f"{metric}_p95", **base, "error": _short(float(np.percentile(off, 95)), 4)})
+    return rows
 
 
 def _short(value: float, digits: int = 5) -> float:

@@ -102,9 +102,13 @@ class Replay:
         pairs = _pairs(shapes)
         self._x: Any = compile_pairs(cost, partitions, pairs, priority=DECODE_PRIORITY) if pairs else None
 
-    def seconds(self, shapes: list[Shape]) -> Floats:
-        """Predicted seconds of every launch, in the order given (the order of their ends)."""
+    def seconds(self, shapes: list[Shape]) -> tuple[Floats, Floats]:
+        """Predicted seconds of every launch, in the order given (the order of their ends): the whole, and the GPU's."""
         solo = self.solo(shapes)
+        whole = self._seconds(shapes, solo)
+        return whole, whole - np.array([total - gpu_s for total, gpu_s in solo])
+
+    def _seconds(self, shapes: list[Shape], solo: list[tuple[float, float]]) -> Floats:
         if self._x is None:
             return np.array([total for total, _ in solo])
         lanes = {

@@ -10,36 +10,40 @@ from typing import Any
 import pytest
 import yaml
 
+from calib.validate.files import finished
 from calib.validate.hosts import FILE
 from calib.validate.page import opened, write_pages
 from calib.validate.study import fit_hosts_of
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "docs" / "fidelity" / "cases"
-HOSTS = ROOT / "docs" / "fidelity" / "hosts" / "cases"
+FIDELITY = ROOT / "docs" / "fidelity"
+STUDIES = tuple(FIDELITY / name for name in ("cases", "blind/cases", "llama2/cases", "long/cases"))
+# runs set apart, and whose host terms are fitted from them
+HOSTS = {"hosts/cases": "cases", "blind/hosts/cases": "blind/cases"}
 AGAIN = (
-    "the pages are older than the prices: python -m calib.validate docs/fidelity/cases -o docs "
-    "--hosts-from docs/fidelity/hosts/cases"
+    "the pages are older than the prices: python -m calib.validate docs/fidelity/cases docs/fidelity/blind/cases "
+    "docs/fidelity/llama2/cases docs/fidelity/long/cases -o docs"
 )
 # where a refit of the profile moves prices a little, pages need not be made again at once
 SLACK = 0.02
 
-pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="measured cases come with the repository only")
+pytestmark = pytest.mark.skipif(
+    not STUDIES[0].is_dir(), reason="measured cases come with the repository only"
+)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages of today."""
     out = tmp_path_factory.mktemp("fidelity")
-    write_pages(CASES, out)
+    write_pages(STUDIES, out)
     return out
 
 
 def rows(path: Path) -> dict[tuple[str, ...], Any]:
     found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {
-        tuple(str(row.get(key)) for key in ("policy", "load", "mode", "of", "metric")): row for row in found
-    }
+    keys = ("study", "policy", "load", "mode", "of", "metric")
+    return {tuple(str(row.get(key)) for key in keys): row for row in found}
 
 
 def test_the_json_says_what_the_logs_say(made: Path) -> None:
@@ -55,29 +59,35 @@ def test_the_page_has_the_same_tables_and_pictures(made: Path) -> None:
     today, kept = ((folder / "fidelity.md").read_text(encoding="utf-8") for folder in (made, ROOT / "docs"))
     heads = [line for line in today.splitlines() if line.startswith("#")]
     assert heads == [line for line in kept.splitlines() if line.startswith("#")], AGAIN
-    notes = (CASES / "_notes.md").read_text(encoding="utf-8").strip()
-    assert notes in kept, AGAIN
+    for folder in STUDIES:
+        notes = folder / "_notes.md"
+        if finished(folder) and notes.exists():
+            assert notes.read_text(encoding="utf-8").strip() in kept, AGAIN
     pictures = set(re.findall(r"fidelity-img/[^)]+", kept))
     assert pictures == set(re.findall(r"fidelity-img/[^)]+", today)), AGAIN
     assert all((ROOT / "docs" / name).is_file() for name in pictures)
 
 
 def test_the_page_and_the_json_agree() -> None:
-    """The numbers of the replay table are those of the rows."""
+    """The numbers of the replay tables are those of the rows."""
     page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
-    for (policy, load, mode, of, metric), row in rows(ROOT / "docs" / "fidelity.json").items():
+    for (_, policy, load, mode, of, metric), row in rows(ROOT / "docs" / "fidelity.json").items():
         if (mode, metric) == ("replay", "step_s"):
             where = f"{float(load):g}" + (", then 1.5 x and back" if of == "load_step" else "")
             start = f"| {policy} | {where} | {row['steps']:,} | "
-            (line,) = (line for line in page.splitlines() if line.startswith(start))
-            told = float(line.removeprefix(start).split()[0]) / 100.0
-            assert told == pytest.approx(row["error"], abs=6e-4)
+            told = [line for line in page.splitlines() if line.startswith(start)]
+            shares = [float(line.removeprefix(start).split()[0]) / 100.0 for line in told]
+            assert any(share == pytest.approx(row["error"], abs=6e-4) for share in shares)
 
 
-def test_host_terms_are_those_of_the_runs_set_apart(tmp_path: Path) -> None:
-    fit_hosts_of(HOSTS, tmp_path, opened(CASES)[1])
-    ours, kept = (yaml.safe_load((folder / FILE).read_text(encoding="utf-8")) for folder in (tmp_path, CASES))
+@pytest.mark.parametrize("apart", HOSTS)
+def test_host_terms_are_those_of_the_runs_set_apart(apart: str, tmp_path: Path) -> None:
+    folder = FIDELITY / HOSTS[apart]
+    fit_hosts_of(FIDELITY / apart, tmp_path, opened(STUDIES[0])[1])
+    ours, kept = (yaml.safe_load((where / FILE).read_text(encoding="utf-8")) for where in (tmp_path, folder))
     assert ours.keys() == kept.keys() == {1, 2}
     for lanes, terms in ours.items():
-        numbers = {name: value for name, value in terms.items() if name != "label"}
+        numbers = {name: value for name, value in terms.items() if name not in ("label", "gap_cools")}
         assert numbers == pytest.approx({name: kept[lanes][name] for name in numbers}, rel=1e-3), AGAIN
+        # a share that a refit of the prices moves along a flat optimum
+        assert terms["gap_cools"] == pytest.approx(kept[lanes]["gap_cools"], abs=0.11), AGAIN

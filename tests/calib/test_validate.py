@@ -49,7 +49,7 @@ def shape(lane: int, start: float, end: float, chunks: Any = (), batch: int = 0,
 def test_alone_a_launch_is_priced_as_the_engine_prices_it() -> None:
     cost = real_cost()
     one = Shape(0, 132, (0, 32), ((512, 0),), 0, 0, 0, 0.0, 1.0)
-    assert Replay(cost, [one]).seconds([one])[0] == pytest.approx(
+    assert Replay(cost, [one]).seconds([one])[0][0] == pytest.approx(
         cost.solo(Launch(((512, 0),))).step_s, rel=2e-3
     )
 
@@ -58,9 +58,9 @@ def test_a_neighbour_slows_only_while_it_runs() -> None:
     """Prefill beside decode is twice as slow: it starts alone, meets a decode for a while, and ends alone."""
     cost: Any = lane_cost(plain_tables(TICK), factors=(2.0, 1.0))
     prefill = shape(0, 0.0, 9.0, [(64, 0)])
-    alone = Replay(cost, [prefill]).seconds([prefill])[0]
+    alone = Replay(cost, [prefill]).seconds([prefill])[0][0]
     decode = shape(1, 0.25 * alone, 0.75 * alone, batch=4)
-    both = Replay(cost, [prefill, decode]).seconds([prefill, decode])[0]
+    both = Replay(cost, [prefill, decode]).seconds([prefill, decode])[0][0]
     assert both == pytest.approx(1.25 * alone)
 
 
@@ -73,7 +73,7 @@ def test_a_neighbour_in_its_own_host_gap_slows_nobody() -> None:
 
     cost: Any = lane_cost(tables, factors=(2.0, 1.0))
     prefill, decode = shape(0, 0.0, 9.0, [(64, 0)]), shape(1, 0.0, 2 * TICK, batch=4)
-    both = Replay(cost, [prefill, decode]).seconds([prefill, decode])[0]
+    both = Replay(cost, [prefill, decode]).seconds([prefill, decode])[0][0]
     assert both == pytest.approx(TICK * 1.5)
 
 
