@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sim.cost import load_cost
-from sim.cost.collectives import Knots, ring_hops, ring_share
+from sim.cost.collectives import Knots, Measured, ring_hops, ring_share
 from sim.cost.collectives_file import collectives_from_data
-from sim.cost.parallel import RING_HOP_S
+from sim.cost.parallel import NCCL_HOP_S, GroupCurve
 from sim.cost.profile import load_profile
 from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Elementwise, Launch
@@ -125,7 +125,7 @@ def test_other_numbers_of_gpus_are_a_ring_and_flagged(tmp_path: Path, gpus: int)
     made = cost(tmp_path, gpus)
     price, row = made.solo(DECODE), 8192 * 2
     carried = 16 * row * 2 * (gpus - 1) / gpus
-    expected = fake.LATENCY_S + carried / fake.RATE + 2 * (gpus - 2) * RING_HOP_S
+    expected = fake.LATENCY_S + carried / fake.RATE + 2 * (gpus - 2) * NCCL_HOP_S
     assert part(price, "allreduce/ffn").seconds == pytest.approx(80 * expected, rel=1e-9)
     assert part(price, "allreduce/ffn").label.startswith("extrapolated from two-gpus's allreduce of 2 GPUs")
     assert any(flag.startswith("allreduce") for flag in price.flags)
@@ -298,3 +298,33 @@ def test_a_profile_without_collectives_has_none() -> None:
     from sim.cost.gpu import load_gpu
 
     assert load_profile("spec", load_gpu(GPU)).collectives is None
+
+
+PUBLIC = Path("/work/shared/calibration/public/aiconfigurator")
+TABLES = {"h200_sxm": "nccl_2.26.2", "h100_sxm": "nccl_2.27.3", "a100_sxm": "nccl_2.27.3"}
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public tables of NCCL are not here")
+@pytest.mark.parametrize(("gpus", "median", "p95"), [(4, 0.09, 0.27), (8, 0.13, 0.42)])
+def test_public_tables_of_more_gpus_are_near_the_ring_of_their_own_two(
+    gpus: int, median: float, p95: float
+) -> None:
+    import pandas as pd
+
+    from sim.cost.gpu import load_gpu
+
+    found: list[float] = []
+    for device, version in TABLES.items():
+        table = pd.read_csv(PUBLIC / device / version / "nccl_perf.csv.gz")
+        table = table[table.nccl_dtype == "half"]
+        for public, name in (("all_reduce", "allreduce"), ("all_gather", "allgather")):
+            times = table[table.op_name == public].groupby(["num_gpus", "message_size"]).latency.median()
+            two, more = 1e-3 * times[2], 1e-3 * times[gpus]
+            knots = Knots(tuple(map(float, two.index)), tuple(map(float, two)))
+            curve = GroupCurve(load_gpu("h200-sxm"), Measured(name, 2, "graph", knots), gpus, "", "")
+            largest = two.index.max() * ring_share(name, 2) / ring_share(name, gpus)
+            more = more[(more.index >= 1024) & (more.index <= largest)]
+            shape = Elementwise(more.index.to_numpy(), 1)
+            found += (curve.timing(shape, 132).seconds / more.to_numpy() - 1).tolist()
+    assert np.median(np.abs(found)) < median
+    assert np.quantile(np.abs(found), 0.95) < p95
