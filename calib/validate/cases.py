@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from calib.validate.compare import as_run
 from sim.cost.profiled import ProfiledCost
 from sim.engine import simulate
 from sim.errors import SimctlError
@@ -45,7 +46,8 @@ class Case:
 
 
 def capacity(setting: Setting, entry: Any, seed: int, cost: ProfiledCost) -> float:
-    """Requests per second that the simulated system completes while it has more than it can do.
+    """Requests per second that the simulated system completes while it has more than it can do, under the targets and
+    on the SM sets that the policy will be run with.
 
     The experiment's workload, with at least 2000 requests where its trace has them, all offered at once within a
     second; counted between 20 and 80 % of the completions.
@@ -56,7 +58,16 @@ def capacity(setting: Setting, entry: Any, seed: int, cost: ProfiledCost) -> flo
         spec = e.workload.model_copy(update={"num_prompts": CAPACITY_REQUESTS})
     crowded = Setting(e.model_copy(update={"workload": spec}), setting.base_dirs)
     workload = crowded.workload(float(CAPACITY_REQUESTS), seed)
-    records = simulate(workload, make_policy(entry), cost, seed=seed, jitter=False, estimator=e.belief())
+    records = simulate(
+        workload,
+        make_policy(as_run(entry)),
+        cost,
+        seed=seed,
+        jitter=False,
+        estimator=e.belief(),
+        mechanism=e.mechanism,
+        targets=setting.targets(workload.slo_classes),
+    )
     ends = np.sort(records.requests["finish_s"].dropna().to_numpy())
     low, high = int(0.2 * len(ends)), int(0.8 * len(ends))
     return float((high - low) / (ends[high] - ends[low]))

@@ -41,7 +41,8 @@ METRICS: dict[str, tuple[str, float]] = {
 @dataclass(frozen=True)
 class Group:
     """The repeats of one policy at one load: names of the cases, facts, and what both sides say. `gpu_*`: the GPU's
-    seconds of each launch by themselves; `cards`: how many GPUs the repeats ran on; `study`: whose cases they are."""
+    seconds of each launch by themselves; `cards`: how many GPUs the repeats ran on; `study`: whose cases they are;
+    `rate`: requests offered a second, by which `load` is a share of what the policy was predicted to do."""
 
     policy: str
     load: float
@@ -58,6 +59,7 @@ class Group:
     gpu_simulated_s: NDArray[np.float64]
     cards: int = 1
     study: str = ""
+    rate: float = 0.0
 
 
 def groups_of(e: Experiment, folder: Path, cost: ProfiledCost, study: str = "") -> list[Group]:
@@ -104,6 +106,7 @@ def _group(
         *_on_gpu(all_steps, np.concatenate(on_gpu)),
         len({f["gpu"].get("uuid", "") for f, _, _ in read}),
         study,
+        float(facts["request_rate"]),
     )
 
 

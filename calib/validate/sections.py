@@ -62,13 +62,14 @@ def requests(groups: Sequence[Group], rows: Rows) -> list[str]:
     lines = [
         "Error, with the real runs' own spread in brackets.",
         "",
-        "| policy | load | runs | " + " | ".join(heads) + " |",
-        "| --- | --- | --- |" + " --- |" * len(heads),
+        "| policy | load | requests/s | runs | " + " | ".join(heads) + " |",
+        "| --- | --- | --- | --- |" + " --- |" * len(heads),
     ]
     for group in groups:
         cells = [_cell(find(rows, group, metric)) for metric in REQUESTS]
         runs = f"{len(group.names)}" + (f" on {group.cards} GPUs" if group.cards > 1 else "")
-        lines.append(f"| {group.policy} | {load_of(group)} | {runs} | " + " | ".join(cells) + " |")
+        cells = [group.policy, load_of(group), f"{group.rate:.1f}", runs, *cells]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from calib.executor.dry import DryDevice
+from calib.validate import cases
 from calib.validate.bench import DryBench, board_index
 from calib.validate.cases import FLAT, STEP, listed
 from calib.validate.hosts import write_hosts
@@ -63,6 +66,26 @@ def test_offered_loads_stay_what_they_were(study: Study, tmp_path: Path) -> None
     assert held["sarathi-512"] == 3.25
     assert held["vllm"] > 5
     assert yaml.safe_load((tmp_path / CAPACITY).read_text()) == held
+
+
+def test_capacity_is_that_under_the_targets_and_the_mechanism_of_the_run(monkeypatch: Any) -> None:
+    """A policy that splits by targets is asked for what it can do under them."""
+    seen: dict[str, Any] = {}
+
+    class Records:
+        requests = pd.DataFrame({"finish_s": np.arange(100.0)})
+
+    def record(workload: Any, policy: Any, cost: Any, **options: Any) -> Any:
+        seen.update(options, stream=policy["decode_stream"])
+        return Records()
+
+    monkeypatch.setattr(cases, "simulate", record)
+    study = prepare({**EXPERIMENT, "policies": ["streams"], "mechanism": "libsmctrl"})
+    top = cases.capacity(study.setting, "streams", 0, study.setting.cost())
+    assert top == pytest.approx(1.0)
+    assert seen["mechanism"] == "libsmctrl"
+    assert [target.ttft_s for target in seen["targets"]] == [1.0]
+    assert seen["stream"] == "high"
 
 
 def test_a_case_that_fails_leaves_the_others_alone(study: Study, tmp_path: Path) -> None:
