@@ -300,7 +300,7 @@ def test_a_profile_without_collectives_has_none() -> None:
     assert load_profile("spec", load_gpu(GPU)).collectives is None
 
 
-PUBLIC = Path("/work/shared/calibration/public/aiconfigurator")
+PUBLIC = Path(__file__).resolve().parents[3] / "shared" / "calibration" / "public" / "aiconfigurator"
 TABLES = {"h200_sxm": "nccl_2.26.2", "h100_sxm": "nccl_2.27.3", "a100_sxm": "nccl_2.27.3"}
 
 
