@@ -80,7 +80,7 @@ def fit_power(run: Path, gpu: GpuSpec, max_mhz: float) -> tuple[dict[str, Any], 
         f"fitted from {len(single)} runs of single operators; {count} steps, fused and side-by-side runs that "
         f"were not fitted are {100 * middle:.1f} % off at the median"
     )
-    return terms, {**errors, **_pauses(run, terms)}
+    return terms, {**errors, **_pauses(run, EnergyTerms(**terms), gpu)}
 
 
 def read_held(run: Path, gpu: GpuSpec, max_mhz: float) -> list[Held]:
@@ -255,15 +255,32 @@ def idle_watts(run: Path) -> float | None:
     return float(np.median(found)) if found else None
 
 
-def _pauses(run: Path, terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors of runs with pauses, as running watts for the kernels' share of the time and idle watts for the rest."""
-    errors = []
-    for _, part in _duty(run).groupby("shape") if len(_duty(run)) else ():
+def told_watts(duty: pd.DataFrame, terms: EnergyTerms, gpu: GpuSpec) -> list[tuple[Any, float]]:
+    """(row, watts) of runs with pauses: what a kernel draws while it runs, idle watts for the rest of the time.
+
+    While it runs it draws what it drew without a pause, or if that was held by the limit what its work asks for at the
+    top clock: the limit holds the mean of both.
+    """
+    found: list[tuple[Any, float]] = []
+    if not len(duty):
+        return found
+    shape = duty["kind"] + duty["decode_batch"].fillna(0).astype(int).astype(str)
+    for _, part in duty.groupby(shape):
         busy = part.loc[part["gap_s"].idxmin()]
-        for one in part[part["gap_s"] > busy["gap_s"]].itertuples():
-            whole = one.time_s + one.gap_s
-            told = (busy["power_w"] * one.time_s + terms["idle_w"] * one.gap_s) / whole
-            errors.append(told / one.power_w - 1.0)
+        for _, one in part[part["gap_s"] > busy["gap_s"]].sort_values("gap_s").iterrows():
+            running = float(busy["power_w"])
+            if busy["sm_mhz"] < FELL * gpu.boost_mhz:
+                work = _work(one.to_dict(), gpu)
+                running = terms.idle_w + terms.active_w + _asked(terms, Held("", True, 0.0, 1.0, work))
+            whole = one["time_s"] + one["gap_s"]
+            told = (running * one["time_s"] + terms.idle_w * one["gap_s"]) / whole
+            found.append((one, min(told, terms.cap_w)))
+    return found
+
+
+def _pauses(run: Path, terms: EnergyTerms, gpu: GpuSpec) -> dict[str, Any]:
+    """Errors of `told_watts`."""
+    errors = [told / one["power_w"] - 1.0 for one, told in told_watts(_duty(run), terms, gpu)]
     if not errors:
         return {}
     size = np.abs(errors)

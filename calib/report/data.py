@@ -20,13 +20,15 @@ SHAPE += ("context_sum", "context_max")
 
 @dataclass(frozen=True)
 class Profile:
-    """`run`: run.yaml; `tables`: measured rows by sweep; `about`: what profile.yaml says of its fits, if any."""
+    """`run`: run.yaml; `tables`: measured rows by sweep; `about`, `energy`: what profile.yaml says of its fits and of
+    watts, if anything."""
 
     name: str
     run: Mapping[str, Any]
     tables: Mapping[str, pd.DataFrame]
     about: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    energy: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sms(self) -> int:
@@ -60,8 +62,9 @@ def load(folder: Path) -> Profile:
         except (OSError, ValueError, EOFError) as error:
             raise SimctlError(f"{path} is not a readable table of measurements: {error}.") from error
     fitted = folder / "profile.yaml"
-    about = (_yaml(fitted).get("about") or {}) if fitted.exists() else {}
-    return Profile(folder.resolve().name, run, tables, about if isinstance(about, dict) else {}, folder)
+    made = _yaml(fitted) if fitted.exists() else {}
+    about, energy = (found if isinstance(found := made.get(key), dict) else {} for key in ("about", "energy"))
+    return Profile(folder.resolve().name, run, tables, about, folder, energy)
 
 
 def _yaml(path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from calib.report import (
     attention,
     corun,
     experts,
-    experts,
     fits,
     fused,
     fused_counters,
@@ -27,6 +26,7 @@ from calib.report import (
     steps,
     tickets,
     timeline,
+    watts,
 )
 from calib.report.data import Profile
 from calib.report.text import Section
@@ -65,6 +65,9 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     group.moved,
     shards.tensor_parallel,
     power.power,
+    watts.law,
+    watts.pauses,
+    watts.reaction,
     activity.activity,
     host.costs,
     fits.held_out,

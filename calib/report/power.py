@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from calib.report.data import Profile
@@ -11,7 +10,6 @@ from calib.report.text import Section, ms, number, percent, ratio, table, tokens
 
 COUNTERS = ("sm_active", "tensor_active", "dram_active")
 FUSED = ("serial_fa2", "serial_fa3", "batch_pod")
-EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # of the clock in the SMs' power
 CAPPED = 0.95  # of the limit: from here on the limit is what holds the clock
 
 
@@ -54,32 +52,8 @@ def power(profile: Profile) -> Section | None:
         "one launch, board and memory included. SMs with a resident warp, tensor pipe and HBM bandwidth are NVML's "
         "performance counters (GPM) over the same window."
     )
-    body = [table(head, rows), note, *_explained(profile, hot), *_beside(found), *_fused(hot)]
+    body = [table(head, rows), note, *_beside(found), *_fused(hot)]
     return Section("Watts and clock by operator", lead, body)
-
-
-def _explained(profile: Profile, hot: pd.DataFrame) -> list[str]:
-    """Watts as a linear function of what is active, the SMs' part by a power of the clock."""
-    if not set(COUNTERS) <= set(hot.columns) or len(known := hot.dropna(subset=[*COUNTERS, "sm_mhz"])) < 12:
-        return []
-    clock = known.sm_mhz / float(profile.run["gpu"]["max_sm_mhz"])
-    best = None
-    for power in EXPONENTS:
-        scale = clock**power
-        parts = [np.ones(len(known)), scale * known.tensor_active, scale * known.sm_active, known.dram_active]
-        basis = np.column_stack(parts)
-        found, *_ = np.linalg.lstsq(basis, known.power_w.to_numpy(float), rcond=None)
-        left = float(np.sqrt(np.mean((basis @ found - known.power_w) ** 2)))
-        if best is None or left < best[0]:
-            best = (left, power, found)
-    assert best is not None
-    left, power, (idle, tensor, active, hbm) = best
-    return [
-        f"By least squares over these runs the board draws {idle:.0f} W + c^{power:g} × ({tensor:.0f} W × tensor + "
-        f"{active:.0f} W × SMs active) + {hbm:.0f} W × HBM, c the clock over the top one (rms {left:.0f} W, of "
-        f"exponents {EXPONENTS[0]:g} to {EXPONENTS[-1]:g}): at the limit the clock falls until this fits, so tensor "
-        "work pays and memory-bound work does not."
-    ]
 
 
 def _name(one: pd.Series) -> str:

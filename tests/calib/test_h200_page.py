@@ -461,3 +461,55 @@ def test_sweeps_of_another_card_are_named(tmp_path: Path) -> None:
         "Other cards of the same kind, by the start of their uuid, were used for fused on one (abcd1234)."
         in text
     )
+
+
+def test_what_watts_follow_from_and_how_well(tmp_path: Path) -> None:
+    leaf = {"points": 4, "median": 0.02, "p95": 0.06, "bias": -0.01}
+    power = {"held_out": {"all": leaf, "mixed_step": leaf}, "clock": {"all": leaf, "mixed_step": leaf}}
+    about = {"errors": {"power": {**power, "fitted": {"all": leaf}}}}
+    energy = {
+        "idle_w": 122.0, "active_w": 34.0, "j_per_flop": 1e-12, "more_per_prefill_flop": 1e-13,
+        "more_per_decode_flop": 5e-12, "j_per_byte": 9e-11, "more_per_element_byte": 2e-11, "clock_power": 1.6,
+        "slowest_clock": 0.7, "cap_w": 690.0, "react_s": 0.04, "label": "made up",
+    }  # fmt: skip
+    shape = {"kind": "decode_step", "decode_batch": 8, "m": 8, "layers": 32, "context_sum": 8000, "sms": SMS}
+    duty = [
+        timed("power_duty", 5e-3, gap_s=gap, power_w=watts, sm_mhz=1980, **shape)
+        for gap, watts in ((1e-5, 480.0), (5e-3, 300.0), (0.3, 127.0))
+    ]
+    steps = [
+        timed("clock_step", 1e-3 * (1.2 if t > 0.05 and phase else 1.0), elapsed_s=t, phase=phase, point="a",
+              power_w=700, sm_mhz=1600, kind="gemm", m=2048, sms=SMS)
+        for phase in (0, 1) for t in np.arange(0.005, 0.4, 0.01)
+    ]  # fmt: skip
+    turns = [
+        timed(
+            "clock_step",
+            1e-3,
+            elapsed_s=0.02,
+            phase=3,
+            point="b",
+            kind=kind,
+            power_w=690,
+            sm_mhz=1700,
+            sms=SMS,
+        )
+        for kind in ("prefill_layer", "decode_step")
+    ]
+    folder = tmp_path / "p"
+    page(folder, {"power_duty": duty, "clock_step": steps + turns})
+    (folder / "profile.yaml").write_text(yaml.safe_dump({"about": about, "energy": energy}))
+    run = yaml.safe_load((folder / "run.yaml").read_text())
+    run["gpu"]["name"] = "NVIDIA H200"
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    text = render(load(folder), "p", "page.md")[0]
+    law = section(text, "What watts follow from")
+    assert "watts of 4 runs" in law
+    assert "1.00 pJ for a FLOP" in law
+    assert cells(law, "mixed step")[1:4] == ["4", "2.0 %", "6.0 %"]
+    paused = section(text, "Pauses of the host")
+    assert "127 W at pauses of 300 ms" in paused
+    assert cells(paused, "decode step × 8, 32 layers")[3:6] == ["50 %", "300", "301"]
+    followed = section(text, "How fast the clock follows")
+    assert "it needs about 40.0 ms" in followed
+    assert cells(followed, "20 / 20")[1:4] == ["1000", "1000", "690"]
