@@ -40,6 +40,10 @@ class Rows:
         self._seen = int(waiting), int(finished)
         return self._waiting, self._running
 
+    def hold(self, i: int) -> bool:
+        """Did request i stand in one of the lists when the policy was asked?"""
+        return i in self._running or i in self._waiting
+
     def planned(self, admitted: list[int], victims: list[int]) -> None:
         """A plan has moved these from one list to the other."""
         if victims or (admitted and self.r.iv[RUN_ORDER] == BY_ARRIVAL):

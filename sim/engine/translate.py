@@ -35,7 +35,6 @@ from sim.engine.layout import (
     REASON,
     REPEAT,
     RUN_HEAD,
-    WAIT_HEAD,
     WAITING,
 )
 from sim.engine.plans import clear_lanes, clear_plan
@@ -60,8 +59,8 @@ def write_plan(q: Any, r: Any, a: Any, plan: Any, rows: Rows) -> None:
             "steps launched back to back are a choice on two lanes; here the same is `repeat_for`"
         )
     chunks = launch.chunks if isinstance(launch, Prefill | Mixed) else ()
-    _write_victims(q, r, a, victims)
-    _write_chunks(q, r, a, chunks, plan.admit, rows, victims)
+    _write_victims(q, a, victims, rows)
+    _write_chunks(q, a, chunks, plan.admit, rows, victims)
     a.iv[DECODE_ALL] = int(isinstance(launch, Decode | Mixed))
     if isinstance(launch, Decode | Mixed) and launch.requests is not None:
         _write_holds(q, r, a, {int(i) for i in launch.requests}, victims)
@@ -77,7 +76,7 @@ def write_lanes(q: Any, r: Any, a: Any, plan: Any, rows: Rows, fixed: Fixed) -> 
         raise PlanError("a plan for two lanes has one Prefill and one Decode at most, or one Mixed alone")
     if plan.repeat_for != 1:
         raise PlanError("`repeat_for` is for one lane; on two, Decode takes `steps`")
-    _write_victims(q, r, a, victims)
+    _write_victims(q, a, victims, rows)
     for i in victims:
         if _in_flight(q, r, i):
             raise PlanError(f"request {i} is to be preempted but is in flight")
@@ -99,7 +98,7 @@ def write_lanes(q: Any, r: Any, a: Any, plan: Any, rows: Rows, fixed: Fixed) -> 
             a.iv[P_LAYERS], a.iv[P_MIXED] = r.iv[MODEL_LAYERS], 1
         if isinstance(launch, Decode | Mixed) and launch.requests is not None:
             _write_holds(q, r, a, {int(i) for i in launch.requests}, victims)
-    _write_chunks(q, r, a, chunks, plan.admit, rows, victims)
+    _write_chunks(q, a, chunks, plan.admit, rows, victims)
     _check_pair(r, a, fixed)
     a.iv[REASON] = int(plan.reason)
 
@@ -157,13 +156,6 @@ def _check_pair(r: Any, a: Any, fixed: Fixed) -> None:
         )
 
 
-def _is_here(q: Any, r: Any, i: int) -> bool:
-    """Does request i stand in one of this replica's queues?"""
-    while q.prev[i] >= 0:
-        i = q.prev[i]
-    return bool(i == r.iv[WAIT_HEAD] or i == r.iv[RUN_HEAD])
-
-
 def _in_flight(q: Any, r: Any, i: int) -> bool:
     """Is running request i part of what a lane has begun?"""
     in_chunks = any(r.chunk_id[c] == i for c in range(r.iv[IN_CHUNKS]))
@@ -176,12 +168,14 @@ def _room(a: Any, named: int) -> None:
         raise PlanError(f"a plan names more than {slots - 1} requests; raise the policy's max_num_seqs")
 
 
-def _write_victims(q: Any, r: Any, a: Any, victims: list[int]) -> None:
+def _write_victims(q: Any, a: Any, victims: list[int], rows: Rows) -> None:
+    if not victims:
+        return
     _room(a, len(victims))
     for n, i in enumerate(victims):
         if not 0 <= i < len(q.phase) or q.phase[i] not in (PREFILL, READY, DECODE):
             raise PlanError(f"request {i} is to be preempted but is not running")
-        if not _is_here(q, r, i):
+        if not rows.hold(i):
             raise PlanError(f"request {i} is to be preempted but is on another replica")
         a.preempt[n] = i
     a.iv[N_PREEMPT] = len(victims)
@@ -189,7 +183,6 @@ def _write_victims(q: Any, r: Any, a: Any, victims: list[int]) -> None:
 
 def _write_chunks(
     q: Any,
-    r: Any,
     a: Any,
     chunks: Sequence[tuple[int, int]],
     admit: Iterable[int] | None,
@@ -205,7 +198,7 @@ def _write_chunks(
                 "finished" if 0 <= i < len(q.phase) and q.phase[i] == DONE else "not waiting or prefilling"
             )
             raise PlanError(f"request {i} has a chunk but is {state}")
-        if not _is_here(q, r, i):
+        if not rows.hold(i):
             raise PlanError(f"request {i} has a chunk but is on another replica")
         if q.phase[i] == WAITING:
             if allowed is not None and i not in allowed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from sim.engine.layout import (
     READY,
     STEP,
 )
+from sim.lazy import lazy
 
 __all__ = ["Batch", "Decode", "Lane", "Mixed", "OpenPrefill", "Plan", "Prefill", "View"]
 
@@ -60,71 +60,79 @@ class Batch:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def _of(self, column: Any) -> NDArray[np.int64]:
+        """Its entries of these requests: of the memory of machine code at once, of a list one by one."""
+        if isinstance(column, memoryview):
+            return np.asarray(column)[self.id]
+        return np.fromiter(map(column.__getitem__, self._rows), np.int64, len(self._rows))
+
     def _now(self, column: Any) -> NDArray[np.int64]:
         """A column that is kept up to date by the steps of the cohort, see `sim.engine.cohort`."""
         phase, joined, step = self._q.phase, self._q.joined, self._r.iv[STEP]
+        if isinstance(column, memoryview):
+            return self._of(column) + (self._phase == DECODE) * (step - self._of(joined))
         made = [column[i] + step - joined[i] if phase[i] == DECODE else column[i] for i in self._rows]
         return np.array(made, np.int64)
 
-    @cached_property
+    @lazy
+    def _phase(self) -> NDArray[np.int64]:
+        return self._of(self._q.phase)
+
+    @lazy
     def id(self) -> NDArray[np.int64]:
         """Row numbers of the workload, which name requests in a plan."""
         return np.array(self._rows, np.int64)
 
-    @cached_property
+    @lazy
     def arrival_s(self) -> NDArray[np.float64]:
         """When they came."""
         times = self._q.arrival_s  # a closed loop sets it when it sends the request
-        return np.array([times[i] for i in self._rows], np.float64)
+        return np.fromiter(map(times.__getitem__, self._rows), np.float64, len(self._rows))
 
-    @cached_property
+    @lazy
     def prompt_tokens(self) -> NDArray[np.int64]:
         """Prompt lengths."""
         return self._fixed.prompt[self.id]
 
-    @cached_property
+    @lazy
     def max_new_tokens(self) -> NDArray[np.int64]:
         """What their clients asked for; the true output is at most as long."""
         return self._fixed.max_new[self.id]
 
-    @cached_property
+    @lazy
     def slo_class(self) -> NDArray[np.int64]:
         """Class numbers, indices into `View.targets`."""
         return self._fixed.slo_class[self.id]
 
-    @cached_property
+    @lazy
     def priority(self) -> NDArray[np.int64]:
         """Lower is more urgent."""
         return self._fixed.priority[self.id]
 
-    @cached_property
+    @lazy
     def computed_tokens(self) -> NDArray[np.int64]:
         """Tokens whose KV is in the pool."""
         return self._now(self._q.computed)
 
-    @cached_property
+    @lazy
     def target_tokens(self) -> NDArray[np.int64]:
         """Tokens to compute before decoding: the prompt, more after a preemption."""
-        target = self._q.target
-        return np.array([target[i] for i in self._rows], np.int64)
+        return self._of(self._q.target)
 
-    @cached_property
+    @lazy
     def left_tokens(self) -> NDArray[np.int64]:
         """Prompt tokens yet to be computed; 0 for those that decode."""
-        phase, target, computed = self._q.phase, self._q.target, self._q.computed
-        left = [target[i] - computed[i] if phase[i] <= PREFILL else 0 for i in self._rows]
-        return np.array(left, np.int64)
+        return (self.target_tokens - self._of(self._q.computed)) * (self._phase <= PREFILL)
 
-    @cached_property
+    @lazy
     def generated_tokens(self) -> NDArray[np.int64]:
         """Output tokens so far."""
         return self._now(self._q.generated)
 
-    @cached_property
+    @lazy
     def decoding(self) -> NDArray[np.bool_]:
         """Can they take part in a decode step?"""
-        phase = self._q.phase
-        return np.array([phase[i] > PREFILL for i in self._rows], np.bool_)
+        return self._phase > PREFILL
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,7 @@ class View:
         """(prefill SMs, decode SMs) that may run side by side."""
         return self._fixed.sm_sets
 
-    @cached_property
+    @lazy
     def lanes(self) -> tuple[Lane, ...]:
         """The prefill lane and the decode lane, with what each is doing; none if the policy has one lane only, which
         is idle whenever it is asked."""
@@ -233,7 +241,7 @@ class View:
             return ()
         return self._lane(0), self._lane(1)
 
-    @cached_property
+    @lazy
     def open_prefill(self) -> OpenPrefill | None:
         """The pass that the prefill lane has begun, if there is one."""
         iv, r = self._r.iv, self._r
