@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.report.transfers import handed_over, transfers
 from sim.report.words import rate_name
 
 RUN = ("run", "policy", "request_rate", "seed")
@@ -88,6 +89,11 @@ def events(steps: pd.DataFrame, requests: pd.DataFrame) -> Iterator[Event]:
             yield from _step_counters(launches, pid)
             if replica == (replicas or [0])[0]:
                 yield from _rejections(rejected, pid)
+        if handed_over(own_requests).any():
+            pid += 1
+            yield _meta("process_name", pid, 0, name=f"{title}links")
+            yield _meta("process_sort_index", pid, 0, sort_index=pid)
+            yield from transfers(own_requests[handed_over(own_requests)], pid)
 
 
 def _runs(steps: pd.DataFrame, requests: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
@@ -236,6 +242,10 @@ def _step_counters(launches: pd.DataFrame, pid: int) -> Iterator[Event]:
         active = (launches["active_sm_s"] + launches["lent_sm_s"]).to_numpy(np.float64)
         # the mean over each launch, to the whole SM
         yield from _counter("SMs active", start, end, np.rint(active / (end - start)).astype(np.int64), pid)
+    for column, name, unit in (("joules", "watts above idle", 1.0), ("hbm_bytes", "HBM GB/s", 1e9)):
+        if column in launches.columns and launches[column].notna().all():
+            mean = launches[column].to_numpy(np.float64) / (end - start) / unit
+            yield from _counter(name, start, end, np.rint(mean).astype(np.int64), pid)
 
 
 def _counter(

@@ -14,8 +14,13 @@ import pandas as pd
 import pytest
 from fake_records import records, request
 from result_folder import run_once
+from workloads import workload
 
-from sim.engine import RunRecords
+from sim.cost import load_cost
+from sim.engine import RunRecords, simulate
+from sim.engine.link import Link
+from sim.engine.pools import Pool
+from sim.policies import make_policy
 from sim.report.timeline import events, write_timeline
 
 NAN = float("nan")
@@ -187,3 +192,43 @@ def test_a_slice_tells_where_its_sm_time_went() -> None:
     assert names == ["prefill lane", "decode lane"]
     levels = [(e["ts"], e["args"]["SMs active"]) for e in found if e["name"] == "SMs active"]
     assert levels == [(0.0, 75), (1e6, 45), (2e6, 0)]
+
+
+@pytest.mark.parametrize(("name", "sharing"), [("distserve", "fair"), ("splitwise", "fifo")])
+def test_the_links_show_each_transfer(name: str, sharing: str) -> None:
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec")
+    n = 30
+    load = workload(
+        [0.02 * i for i in range(n)], [900 + 40 * i for i in range(n)], [5 + i % 7 for i in range(n)]
+    )
+    pools = [Pool("prefill", 2, cost), Pool("decode", 2, cost)]
+    link = Link(2e9, 1e-5, sharing)
+    records = simulate(load, make_policy(name), cost, pools=pools, link=link, record_steps=True)
+    assert records.steps is not None
+    found, frame = list(events(records.steps, records.requests)), records.requests
+    moved = frame[frame["transfer_s"].notna()]
+    slices = [e for e in found if e.get("cat") == "transfer"]
+    assert len(slices) == len(moved) > 10
+    (links,) = {e["pid"] for e in slices}
+    assert {e["args"]["name"] for e in found if e["name"] == "process_name" and e["pid"] == links} == {
+        "links"
+    }
+    names = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name" and e["pid"] == links}
+    for event in slices:
+        row = frame.loc[event["args"]["request"]]
+        assert names[event["tid"]].startswith(f"replica {row['replica']} to {row['decode_replica']}")
+        assert event["dur"] == pytest.approx(1e6 * row["transfer_s"], abs=2e-3)
+        end_s = 1e-6 * (event["ts"] + event["dur"])
+        assert row["first_token_s"] <= end_s + 1e-8
+        assert end_s <= row["finish_s"] + 1e-8  # the second token comes after the KV
+    for thread in names:
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == thread)
+        assert all(a[1] <= b[0] + 1e-2 for a, b in pairwise(own))
+    level = [e["args"]["transfers"] for e in found if e["name"] == "transfers"]
+    assert level[-1] == 0
+    assert max(level) >= 1
+
+
+def test_a_run_without_pools_has_no_links(run: RunRecords) -> None:
+    assert run.steps is not None
+    assert not [e for e in events(run.steps, run.requests) if e.get("cat") == "transfer"]
