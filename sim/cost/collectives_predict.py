@@ -40,9 +40,9 @@ def collective_row(
         curve = curve.uncaptured
     timing: Timing = curve.timing(shape, sms)
     seconds = float(timing.seconds[0])
-    host_s = curve.measured.host_s if launch == "eager" else 0.0
     flags = () if curve.covered(shape, sms) else (f"{kind}: outside {curve.coverage}",)
-    return Found(seconds, max(seconds, host_s), curve.spread(shape, sms), curve.label, flags)
+    # eager calls were timed one after the other: what the host takes is in the curve
+    return Found(seconds, seconds, curve.spread(shape, sms), curve.label, flags)
 
 
 def transfer_row(profile: CurveProfile, size: int) -> Found | str:

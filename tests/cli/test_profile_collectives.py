@@ -73,7 +73,7 @@ def test_rows_of_collectives_are_answered(folder: Path) -> None:
     assert graph["sd_s"] == pytest.approx(0.03 * graph["gpu_s"])
     assert (graph["label"], graph["flags"]) == ("measured", [])
     assert eager["gpu_s"] == pytest.approx(fake.EAGER_S + size / fake.RATE)
-    assert small["step_s"] == max(small["gpu_s"], fake.HOST_S)
+    assert small["step_s"] == small["gpu_s"] == pytest.approx(fake.EAGER_S + 1024 / fake.RATE)
     assert four["gpu_s"] > graph["gpu_s"]
     assert four["label"].startswith("extrapolated from two-gpus's allreduce")
     assert four["flags"][0].startswith("allreduce: outside allreduce of 2 GPUs, graph")
