@@ -55,6 +55,7 @@ class Runs:
     cool_s: Floats
     settled_s: Floats
     series: tuple[Series, ...]
+    batch: tuple[int, ...] = ()  # decodes among the rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def read_warm(folder: Path) -> Runs | None:
         which = tuple(kernels.index(names[i]) for i in at)
         series.append(Series(which, column(rows, "mean_s")[at], column(rows, "count")[at]))
     of_tokens, only = tuple(q + b for q, b in kernels), tuple(q == 0 for q, _ in kernels)
-    return Runs(of_tokens, only, cool, np.maximum(np.array(hot), cool), tuple(series))
+    batch = tuple(b for _, b in kernels)
+    return Runs(of_tokens, only, cool, np.maximum(np.array(hot), cool), tuple(series), batch)
 
 
 def fit_warming(runs: Runs, folder: Path | None = None) -> Warming:

@@ -26,6 +26,7 @@ from calib.report import (
     steps,
     tickets,
     timeline,
+    warm,
     watts,
 )
 from calib.report.data import Profile
@@ -59,6 +60,7 @@ SECTIONS: tuple[Callable[[Profile], Section | None], ...] = (
     neighbours.pairs,
     neighbours.stagger,
     hot.hot,
+    warm.warm,
     group.collectives,
     group.holds,
     group.beside,

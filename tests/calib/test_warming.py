@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import calib
 from calib.fit.own_steps import fit_own, joined, predicted
 from calib.fit.steps import Steps, both
 from calib.fit.warming import Runs, Series, _times, fit_warming, warming_errors
+from calib.report.data import load
+from calib.report.warm import warm
 from calib.validate.clock import Busy, heat_factors
 from sim.cost.launching import grid_tokens
 from sim.cost.measured_grid import Axis, Grid
@@ -143,3 +147,13 @@ def test_the_replays_clock_warms_up_along_a_log_and_part_of_the_gpu_alone_stays_
     assert heat_factors(Heat(), 132, [*part, Busy(1, 68, 0, 8, 9.0, 9.1, 0.1)])[:3] == [1.0] * 3
     beside = [Busy(1, 68, 0, 32, 0.0, 0.4, 0.4), Busy(0, 64, 1024, 0, 0.01, 0.11, 0.1)]
     assert heat_factors(Heat(), 132, beside)[1] == pytest.approx(1.0 - 0.12 * 64 / 132, abs=1e-6)
+
+
+def test_the_page_tells_how_long_the_top_clock_lasts() -> None:
+    section = warm(load(Path(calib.__file__).parent / "profiles" / "h200-sxm"))
+    assert section is not None
+    assert "run at the top clock for 5" in section.lead or "run at the top clock for 6" in section.lead
+    text = "\n".join(section.body)
+    assert "512 rows, 32 of them decodes" in text
+    assert text.count("wins back") >= 4
+    assert "1024 tokens" in section.pictures["warm"]
