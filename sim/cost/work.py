@@ -103,6 +103,11 @@ class Joules:
         )
 
 
+def byte_sums(model: ModelSpec) -> Joules:
+    """HBM bytes of each unit of work of a model, by terms that count a byte as a joule."""
+    return joules_per(model, EnergyTerms(0.0, 0.0, 1.0, 1e300, ""))
+
+
 def joules_per(model: ModelSpec, energy: EnergyTerms) -> Joules:
     """Joules of each unit of work of a model."""
     token, weights = _joules_per_row(model, energy, "tokens")

@@ -9,6 +9,7 @@ import pandas as pd
 
 from sim.cost.fallbacks import FALLBACKS
 from sim.cost.fused_steps import fused_columns
+from sim.cost.step_work import work_columns
 from sim.engine.layout import (
     ATTENTION_SM_S,
     BUSY_S,
@@ -163,6 +164,7 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         if cluster.split_reasons:
             words = np.array(cluster.split_reasons, dtype=object)
             steps["split_reason"] = words[steps["reason"].to_numpy()]
+        _add_work(cluster, steps)
         for name, column in fused_columns(cluster.groups[0].cost, cluster.attention, steps).items():
             steps[name] = column
     return RunRecords(
@@ -183,6 +185,16 @@ def make_records(cluster: Cluster, end_s: float) -> RunRecords:
         fused_label=cluster.groups[0].cost.fused_label(cluster.attention),
         readings=[np.concatenate(replica.readings) for replica in cluster.replicas],
     )
+
+
+def _add_work(cluster: Cluster, steps: pd.DataFrame) -> None:
+    """Bytes and watts of every launch, by the prices of its replica."""
+    first = 0
+    for group in cluster.groups:
+        mine = steps["replica"].between(first, first + group.count - 1)
+        for name, column in work_columns(group.cost, steps[mine]).items():
+            steps.loc[mine, name] = column
+        first += group.count
 
 
 def _pools(cluster: Cluster, final: list[Snapshot], window: list[Snapshot]) -> list[PoolRecords]:

@@ -60,7 +60,8 @@ class RunRecords:
 
     `steps`: one row a launch if asked for: `replica`, `start_s`, `end_s`, `lane`, `sms`, `layers`,
     `prefill_tokens`, `chunks`, `history_tokens`, `decode_batch`, `context_sum`, `slowdown` (time over solo time),
-    SM-seconds by class (`active_sm_s`, ...), `reason` (the policy's number for its split; `split_reason` in
+    SM-seconds by class (`active_sm_s`, ...), `hbm_bytes`, `joules` above idle and mean
+    `watts` of a GPU, `reason` (the policy's number for its split; `split_reason` in
     words, where the policy has them), `fallback` (why attention
     was not fused, a number of `sim.cost.fallbacks`), `graph`; in a run with fused attention also `virtual_ctas` (decode
     CTAs in one CTA), `tile` and `occupancy` (CTAs on an SM) of the steps that ran fused.

@@ -53,6 +53,10 @@ COLUMNS: tuple[Column, ...] = (
     ("utilisation, %", "HBM", _of("hbm_util_pct")),
     ("utilisation, %", "KV cache", _of("kv_util_pct")),
     ("energy", "J/output token", _of("joules_per_output_token")),
+    ("energy", "mean W", _of("mean_power_w")),
+    ("energy", "p99 W", _of("p99_power_w")),
+    ("energy", "peak W", _of("peak_power_w")),
+    ("energy", "at the limit, %", _of("power_cap_pct")),
 )
 
 
