@@ -82,7 +82,7 @@ def _fused(data: Mapping[str, Any], errors: Mapping[str, Any], fresh: Mapping[st
         found[name] = {
             "label": entry["label"],
             **_fields(fresh.get(name) or held.get(FOLD), (held.get("random") or {}).get("points", 0)),
-            "method": "ratio to separate kernels",
+            "method": "schedule of the kernel's plan" if "grid" in held else "ratio to separate kernels",
             "held_out": "another run" if name in fresh else FOLD,
             "coverage": entry.get("coverage", ""),
         }
