@@ -114,7 +114,9 @@ class Points:
             return Gemm(f["m"].astype(np.int64), key[0], key[1], key[2])
         if self.kind == "experts":
             n, k, experts, chosen, size = key
-            counts = self.extra["counts"][:, :experts].astype(np.int64)
+            dealt = self.extra.get("counts")
+            # without the rows of each expert: as many as are expected where all are alike
+            counts = None if dealt is None else dealt[:, :experts].astype(np.int64)
             return Experts(f["m"].astype(np.int64), n, k, size, experts, chosen, 0.0, counts)
         if self.kind == "elementwise":
             return Elementwise(f["rows"].astype(np.int64), key[0])

@@ -58,7 +58,7 @@ def _figures(operator: str, points: Points, curve: MeasuredCurve) -> list[Any]:
     found = []
     for key, mask in points.groups().items():
         part = points.take(mask)
-        name = operator if points.kind != "gemm" else f"{operator} {key[0]} x {key[1]}"
+        name = f"{operator} {key[0]} x {key[1]}" if points.kind in ("gemm", "experts") else operator
         for fixed, where in _slices(part):
             title = name + ("" if fixed is None else f", {FEATURES[part.kind][1]} {fixed:g}")
             found.append(_figure(title, part.take(where), curve, fixed))

@@ -29,9 +29,11 @@ def load_cost(
     `power_cap_w`: watts of one GPU (`sim.cost.power`). SimctlError for unknown names and for what isn't modelled:
     pipeline and expert parallelism.
     """
+    from dataclasses import replace
+
     from sim.cost.attention import AttentionMode
     from sim.cost.gpu import load_gpu
-    from sim.cost.launching import Launching
+    from sim.cost.launching import Launching, layer_launches
     from sim.cost.model import load_model
     from sim.cost.parallel import shard, with_group
     from sim.cost.power import with_cap
@@ -46,6 +48,7 @@ def load_cost(
     tp = (parallel or {}).get("tp", 1)
     part = shard(spec, tp)
     loaded = with_weights(load_profile(profile, load_gpu(gpu)), part)
+    loaded = replace(loaded, host=layer_launches(loaded.host, part))
     chosen = with_group(with_cap(loaded, power_cap_w), tp)
     launching = Launching(options.get("launch", "graph"), chosen.host)
     scale = checked_scale(options.get("scale"), spec, tp)

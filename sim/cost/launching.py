@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from sim.cost.base import HostTerms
+from sim.cost.model import ModelSpec
+from sim.cost.operators import linear_operators
 from sim.cost.shapes import Floats, Ints
 from sim.cost.waves import ceil_div
 from sim.errors import SimctlError
@@ -16,6 +18,7 @@ from sim.suggest import nearest
 MODES = ("graph", "eager")
 # batch sizes that vLLM captures by default (vllm:vllm/config, cudagraph_capture_sizes), up to 512
 MAX_CAPTURED = 512
+LAYER_KERNELS = 11  # of a dense layer whose host time was measured, attention of both kinds included
 
 
 def captured_tokens(m: Any) -> Ints:
@@ -27,6 +30,17 @@ def captured_tokens(m: Any) -> Ints:
     small = np.where(m <= 2, m, np.where(m <= 4, 4, ceil_div(m, 8) * 8))
     padded: Ints = np.where(m <= 256, small, np.where(m <= MAX_CAPTURED, ceil_div(m, 16) * 16, m))
     return padded
+
+
+def layer_launches(terms: HostTerms, model: ModelSpec) -> HostTerms:
+    """Host terms of a model whose layers have more kernels than a dense one's: routing, casts, norms of heads.
+
+    Each takes the host as long as one of the measured layer, launched eagerly; pieces of a graph hold any number.
+    """
+    kernels = 2 + sum(operator.scope == "layer" for operator in linear_operators(model))
+    if kernels <= LAYER_KERNELS:
+        return terms
+    return replace(terms, eager_layer_s=terms.eager_layer_s * kernels / LAYER_KERNELS)
 
 
 def grid_tokens(m: Any) -> Ints:

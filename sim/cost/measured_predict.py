@@ -17,7 +17,7 @@ from sim.cost.collectives import COLLECTIVES
 from sim.cost.collectives_predict import KINDS as BETWEEN_GPUS
 from sim.cost.collectives_predict import TRANSFER, beside_factor, collective_row, transfer_row
 from sim.cost.fused_ctas import FusedShape, Heads
-from sim.cost.launching import Launching
+from sim.cost.launching import LAYER_KERNELS, Launching, layer_launches
 from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_fused import FusedSurface
 from sim.cost.model import ModelSpec, load_model
@@ -165,7 +165,7 @@ class Predictor:
         seconds = float(np.sum(cost.profile.curve(operator).timing(shape, sms).seconds))
         chunks = np.size(getattr(shape, "q", 1))
         seconds -= (chunks - 1) * curve.fixed_s(shape)
-        host = cost.launching.terms.eager_layer_s / 11.0  # kernels of a layer
+        host = self.profile.host.eager_layer_s / LAYER_KERNELS
         step = max(seconds, host) if mode == "eager" else seconds
         return Answer(
             seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), tuple(flags)
@@ -191,7 +191,7 @@ class Predictor:
             spreads.append(_spread(curve, shape, sms) * part)
             if not curve.covered(shape, sms):
                 flags.append(f"{operator.name}: outside {curve.coverage or 'anything measured'}")
-        host = len(chosen) * cost.launching.terms.eager_layer_s / 11.0  # kernels of a layer
+        host = len(chosen) * self.profile.host.eager_layer_s / LAYER_KERNELS
         step = max(seconds, host) if mode == "eager" else seconds
         label = curve.label_for(shape)
         return Answer(seconds, step, float(np.sqrt(np.sum(np.square(spreads)))), label, tuple(flags))
@@ -343,8 +343,8 @@ def _cost_of(held: _Held, model: str, backend: str, tp: int, launch: str) -> Pro
         chosen = {"prefill_attention": profile.curves[f"prefill_attention/{backend}"]}
         profile = replace(profile, curves={**profile.curves, **chosen})
     # steps are priced at their own size, not at a captured one above it
-    launching = Launching(launch, profile.host, pads=False)
     part = shard(load_model(model), tp)
+    launching = Launching(launch, layer_launches(profile.host, part), pads=False)
     return ProfiledCost(part, with_weights(profile, part), launching, {}, tp, attention=attention)
 
 

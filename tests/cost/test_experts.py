@@ -263,3 +263,14 @@ def test_dense_models_have_no_operators_of_experts():
     dense: ModelSpec = load_model("llama-3.1-8b")
     assert not [op for op in linear_operators(dense) if op.experts or op.name.startswith("routing")]
     assert dense.active_params() == dense.params()
+
+
+def test_eager_layers_with_more_kernels_take_the_host_longer():
+    eager = {
+        name: load_cost(name, "h200-sxm", kernels={"launch": "eager"}).launching.terms.eager_layer_s
+        for name in ("llama-3.1-8b", "llama-3.1-8b-fp8", "qwen3-30b-a3b")
+    }
+    assert eager["llama-3.1-8b"] == load_cost("llama-2-7b", "h200-sxm").profile.host.eager_layer_s
+    # four casts a layer; norm of heads, router, choice, rows to experts and back beside eleven
+    assert eager["llama-3.1-8b-fp8"] == pytest.approx(15 / 11 * eager["llama-3.1-8b"])
+    assert eager["qwen3-30b-a3b"] == pytest.approx(16 / 11 * eager["llama-3.1-8b"])
