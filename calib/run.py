@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def describe(lab: Bench, order: Order) -> dict[str, Any]:
     if group is None:
         return record
     mine = {**group(), **{key: record[key] for key in ("date", "seed", "size", "protocol")}}
-    mine |= {key: record["gpu"][key] for key in ("name", "driver", "libraries")}
+    mine = deepcopy(mine | {key: record["gpu"][key] for key in ("name", "driver", "libraries")})
     return {**record, **_earlier(order), "group": mine}
 
 

@@ -20,10 +20,10 @@ from calib.collectives.rank import Place
 from calib.collectives.timing import Piece
 from calib.measure import Protocol, Sample
 from calib.models import ModelShape
+from calib.sweep import CARD
 from sim.errors import CalibrationError
 
 START_S = 90.0
-CARD = 8  # characters of a GPU's uuid that tell cards apart, as in `calib.run`
 POINT_S = 25.0
 LOAD_S = 60.0  # more for the first point of a model: its weights are drawn
 GRACE_S = 3.0  # for the other ranks, once one has failed
@@ -158,7 +158,7 @@ class CrewLab:
         return []
 
     def description(self) -> dict[str, Any]:
-        return {"mechanism": "green", "group": self.group()}
+        return {"mechanism": "green"}
 
     def group(self) -> dict[str, Any]:
         """GPUs, NCCL's version and settings, and the links between the GPUs."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calib.collectives.factors import beside, held_sms, sms_given
+from calib.collectives.factors import beside, beside_elsewhere, held_sms, sms_given
 from calib.collectives.joins import host_in_step, in_step
 from calib.collectives.knots import elsewhere, fitted, tables
 from calib.collectives.moves import transfers
@@ -33,13 +33,19 @@ def fit_collectives(folder: Path, run: Mapping[str, Any]) -> tuple[dict[str, Any
     if not made:
         return None
     moved, of_moved = transfers(held, others)
+    factors = beside(held)
+    of_factors = {
+        f"beside, run {run}": found
+        for run, seen in others.items()
+        if (found := beside_elsewhere(factors, beside(seen)))
+    }
     data = {
         "curves": [curve for curve, _ in made],
-        "beside": beside(held),
+        "beside": factors,
         "transfers": moved,
         "about": dict(run.get("group") or {}),
     }
-    return data, {**{_name(curve): found for curve, found in made}, **of_moved}
+    return data, {**{_name(curve): found for curve, found in made}, **of_moved, **of_factors}
 
 
 def _name(curve: Mapping[str, Any]) -> str:

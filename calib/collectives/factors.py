@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from calib.fit.folds import errors
+
 COMPUTE = {
     "gemm": "gemm",
     "prefill_attention": "prefill_attention",
@@ -53,14 +55,19 @@ def sms_given(held: Mapping[str, pd.DataFrame], knots: pd.Series, gpus: int, who
     return [[int(sms), round(float(factor), 4)] for sms, factor in factors.items()] + [[whole, 1.0]]
 
 
+def slowed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with their `factor` on the time alone: of the mean, since iterations beside others come in two kinds, those
+    that wait for SMs and those that have them, and only the mean says how much gets done."""
+    return rows.assign(factor=rows.mean_s / rows.alone_s)
+
+
 def beside(held: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """Factors of a collective and of single operators beside each other."""
     if "collective_corun" not in held:
         return []
     rows = held["collective_corun"]
     few = set(rows.point[rows.max_ctas.notna()])
-    rows = rows[~rows.point.isin(few)]
-    rows = rows.assign(factor=rows.time_s / rows.alone_s)
+    rows = slowed(rows[~rows.point.isin(few)])
     mine = rows[rows.kind.isin(COMPUTE)]
     made = []
     keys = ["kind", "gpus", "neighbour_kind", "neighbour_message_bytes", "sms", "neighbour_mode"]
@@ -90,3 +97,18 @@ def beside(held: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
             }
         )
     return made
+
+
+def beside_elsewhere(made: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of the factors on those of another run, of the compute and of the collective."""
+    keys = ("collective", "gpus", "bytes", "compute", "overlap", "compute_sms")
+    ours = {tuple(one[key] for key in keys): one for one in made}
+    both = [(ours[key], one) for one in others if (key := tuple(one[key] for key in keys)) in ours]
+    if not both:
+        return {}
+    return {
+        side: errors(
+            *(np.array([one[f"{side}_factor"] for one in column]) for column in zip(*both, strict=True))
+        )
+        for side in ("compute", "collective")
+    }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calib.collectives.factors import held_sms
+from calib.collectives.factors import held_sms, slowed
 from calib.collectives.knots import curve_of, elsewhere, fitted
 from calib.collectives.sweeps import TOKEN_BYTES
 from calib.collectives.transfers import PUSH_CTAS
@@ -83,8 +83,7 @@ def default_of(ways: list[dict[str, Any]]) -> dict[str, Any]:
 def _sides(held: Mapping[str, pd.DataFrame], label: str, piece: int) -> dict[str, Any]:
     if "kv_corun" not in held:
         return {}
-    rows = held["kv_corun"]
-    rows = rows.assign(factor=rows.time_s / rows.alone_s, piece_bytes=rows.piece_bytes.fillna(0))
+    rows = slowed(_single(held["kv_corun"]))
     found = {}
     for kind, side in SIDES.items():
         moved = rows[(rows.label == label) & (rows.piece_bytes == piece) & (rows.neighbour_kind == kind)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from calib.collectives.factors import ctas
+from calib.collectives.factors import ctas, slowed
 from calib.collectives.knots import EVERY_OTHER
 from calib.collectives.sizes import COLLECTIVES, bus_factor
 from calib.report.data import Profile
@@ -192,7 +192,7 @@ def beside(profile: Profile) -> Section | None:
     heads = ["shared" if s == profile.sms else f"{int(s)} + {profile.sms - int(s)}" for s in splits]
     body = [table(("compute", "all-reduce", *heads), rows, 2), *_limited(both)]
     body.append(
-        "Slowdown of the compute / of the all-reduce, each over alone on the same SMs, measured in the same block. "
+        "Slowdown of the compute / of the all-reduce: mean over alone on the same SMs, measured in the same block. "
         "`a + b`: compute on a partition of a SMs, the collective's stream on the other b. Only iterations that lie "
         "wholly in the time when both ran count; both GPUs run both sides, the slower GPU is shown. All-reduces here "
         "divide by the number of GPUs, so that numbers stay in range however often they go round."
@@ -202,7 +202,7 @@ def beside(profile: Profile) -> Section | None:
 
 def _both_sides(found: pd.DataFrame) -> pd.DataFrame:
     """Rows of the compute with the slowdown and the limit of CTAs of the collective beside them."""
-    found["slow"] = found.time_s / found.alone_s
+    found["slow"] = slowed(found).factor
     mine = found[found.neighbour_kind.notna() & (found.kind != "allreduce")].set_index("point")
     other = found[found.kind == "allreduce"].set_index("point")
     other = other[["slow", "max_ctas"]].rename(columns={"slow": "slow_other", "max_ctas": "limit"})
@@ -302,7 +302,7 @@ def _besides(profile: Profile) -> str:
     found = _timed(profile, "kv_corun")
     if found.empty or "neighbour_kind" not in found:
         return ""
-    found["slow"] = found.time_s / found.alone_s
+    found["slow"] = slowed(found).factor
     for name in ("neighbour_m", "neighbour_decode_batch", "neighbour_context_max"):
         if name not in found:
             found[name] = np.nan

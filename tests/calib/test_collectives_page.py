@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from calib.collectives.curves import host_bound
-from calib.collectives.factors import beside, ctas, sms_given
+from calib.collectives.factors import beside, beside_elsewhere, ctas, sms_given
 from calib.collectives.joins import IN_STEPS, host_in_step, in_step
 from calib.collectives.moves import default_of
 from calib.report import group, shards
@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {
 
 
 def timed(sweep: str, time_s: float, **columns: Any) -> dict[str, Any]:
-    times = {"time_s": time_s, "p25_s": time_s, "p75_s": time_s, "count": 10, "gpus": 2}
+    times = {"time_s": time_s, "p25_s": time_s, "p75_s": time_s, "mean_s": time_s, "count": 10, "gpus": 2}
     return row(sweep, **{"launch": "graph", **times, **columns})
 
 
@@ -101,6 +101,23 @@ def test_factors_of_the_profile_leave_limited_communicators_out() -> None:
     assert found["shared", 132]["compute_factor"] == 1.8
     assert found["disjoint", 124]["compute_factor"] == 1.0  # never a gain
     assert {one["points"] for one in made} == {1}
+
+
+def test_the_mean_says_what_iterations_of_two_kinds_get_done() -> None:
+    rows = [{**one, "mean_s": 2 * one["time_s"]} for one in corun_rows(132, 1.0, 1.5)]
+    made = beside({"collective_corun": pd.DataFrame(rows).assign(max_ctas=float("nan"))})
+    assert (made[0]["compute_factor"], made[0]["collective_factor"]) == (2.0, 3.0)
+
+
+def test_factors_are_held_against_those_of_another_run() -> None:
+    first, second = (
+        beside({"collective_corun": pd.DataFrame(corun_rows(132, *factors))})
+        for factors in ((2.2, 1.5), (2.0, 1.5))
+    )
+    found = beside_elsewhere(first, second)
+    assert found["compute"]["median"] == pytest.approx(0.1)
+    assert found["collective"]["median"] == 0.0
+    assert beside_elsewhere(first, []) == {}
 
 
 def test_a_stream_of_few_sms_is_held_against_all_of_them() -> None:
