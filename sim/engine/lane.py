@@ -188,7 +188,7 @@ def _commit_step(q: Any, r: Any, p: Any, end: float) -> None:
     context = iv[CONTEXT] + batch if batch > 0 else 0
     gpu_s, host_s = r.step_gpu_s[n], fv[IN_HOST_S]
     metered = end >= fv[METER_DUE]
-    if metered:
+    if metered and (start > fv[METER_END] or start == 0.0):
         read_before(r, start)
     if batch > 0:
         iv[FREE] -= r.block_phase[iv[STEP] % iv[BLOCK]]

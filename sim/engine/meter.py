@@ -1,8 +1,8 @@
 """Readings of the work counters while a run goes on, from which watts over time are made when it is over.
 
 Work is linear in the counters (`sim.cost.work.joules_per`), so that two readings tell the joules between them. One is
-taken with the first completion at or after each multiple of METER_S of simulated time, at its launch's start and end
-and at the end of what ran before an idle gap: between two readings the GPU draws evenly or not at all. Where readings
+taken with the first completion at or after each multiple of METER_S of simulated time, and at both ends of an idle gap
+before its launch: between two readings the GPU draws evenly or not at all. Where readings
 are taken depends on when launches end, not on who asks or on bursts.
 """
 
@@ -72,7 +72,7 @@ def read_meter(r: Any, at: float) -> None:
 
 @jit
 def read_before(r: Any, start: float) -> None:
-    """The launch from `start` is about to be counted: readings where it begins, and where what ran before ended."""
+    """The launch from `start` after an idle gap is about to be counted: readings at both ends of the gap."""
     if start > r.fv[METER_END]:
         read_meter(r, r.fv[METER_END])
     read_meter(r, start)
