@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from calib.report.text import Section, number, percent, ratio, size, table, us
 
 SHOWN = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30)
 LARGE = 64 << 20
+BESIDE = "beside"
 WAYS = ("copy/contiguous", "sendrecv/contiguous", "copy/blocks", "kernel/blocks", "sendrecv/blocks")
 
 
@@ -102,19 +104,25 @@ def _counted(profile: Profile) -> str:
 
 
 def _errors(profile: Profile) -> str:
+    """A row a curve: median and 95th percentile on what it does not hold."""
     found = (profile.about.get("errors") or {}).get("collectives") or {}
-    rows = []
-    for name, of in found.items():
-        for fold, one in of.items():
-            # half of the sizes says little where random ones were measured
-            if fold != EVERY_OTHER or len(of) == 1:
-                cells = [percent(one[key], 1) for key in ("median", "p95", "bias")]
-                rows.append((name, fold, one["points"], *cells))
+    curves = {name: of for name, of in found.items() if not name.startswith(BESIDE)}
+    folds = list(dict.fromkeys(f for of in curves.values() for f in of if f != EVERY_OTHER or len(of) == 1))
+    rows = [(name, *(_scored(of.get(fold)) for fold in folds)) for name, of in curves.items()]
     if not rows:
         return ""
-    return "Errors of the curves on sizes that they do not hold:\n\n" + table(
-        ("curve", "held out", "n", "median", "p95", "bias"), rows, 2
+    text = (
+        "Errors of the curves on sizes that they do not hold, median / 95th percentile (n). Eager calls of most sizes "
+        "wait for the host, whose time a call differs between machines and from minute to minute; captured ones do "
+        "not:\n\n"
     )
+    return text + table(("curve", *folds), rows)
+
+
+def _scored(one: Mapping[str, Any] | None) -> str:
+    if not one:
+        return "–"
+    return f"{percent(one['median'], 1)} / {percent(one['p95'], 1)} ({one['points']})"
 
 
 def holds(profile: Profile) -> Section | None:
@@ -179,13 +187,14 @@ def beside(profile: Profile) -> Section | None:
                 f"{ratio(one.slow.median())} / {ratio(one.slow_other.median())}" if len(one) else "–"
             )
         rows.append((what, size(message), *cells))
-    shared, apart = free[free.sms == profile.sms], free[free.sms == profile.sms - 8]
-    layers = shared[shared.kind.str.endswith("_layer")]
+    of_layers = free[free.kind.str.endswith("_layer")]
+    layers, apart = of_layers[of_layers.sms == profile.sms], of_layers[of_layers.sms == profile.sms - 8]
     lead = (
-        f"Beside all-reduces that never pause, on the same SMs, layers take {ratio(layers.slow.median())} times as "
-        f"long ({ratio(layers.slow.min())} to {ratio(layers.slow.max())}) and the all-reduces "
-        f"{ratio(layers.slow_other.median())}: a grid made for all SMs waits for those that NCCL holds. With 8 SMs set "
-        f"apart for NCCL compute loses {percent(apart.slow.median() - 1)} beside its smaller partition."
+        f"On the same SMs, layers beside all-reduces that never pause take {ratio(layers.slow.median())} times as long "
+        f"({ratio(layers.slow.min())} to {ratio(layers.slow.max())}) and the all-reduces "
+        f"{ratio(layers.slow_other.median())}: together {ratio(_gain(layers))} times what gets done one after the "
+        "other, since grids made for all SMs and NCCL's wait for each other. On a partition that leaves NCCL 8 SMs layers "
+        f"take {ratio(apart.slow.median())} times as long as alone there."
         if len(layers) and len(apart)
         else "Compute beside all-reduces that never pause."
     )
@@ -197,7 +206,24 @@ def beside(profile: Profile) -> Section | None:
         "wholly in the time when both ran count; both GPUs run both sides, the slower GPU is shown. All-reduces here "
         "divide by the number of GPUs, so that numbers stay in range however often they go round."
     )
+    body += _second(profile)
     return Section("Collectives beside compute", lead, body)
+
+
+def _gain(both: pd.DataFrame) -> float:
+    """What two sides get done at once over one after the other: the sum of their rates."""
+    return float((1.0 / both.slow + 1.0 / both.slow_other).median())
+
+
+def _second(profile: Profile) -> list[str]:
+    """How far off the factors are from those of another run."""
+    found = (profile.about.get("errors") or {}).get("collectives") or {}
+    return [
+        f"Factors of operators on those of {name.removeprefix(BESIDE + ', ')}, median / 95th percentile (n): compute "
+        f"{_scored(of.get('compute'))}, all-reduces {_scored(of.get('collective'))}."
+        for name, of in found.items()
+        if name.startswith(BESIDE)
+    ]
 
 
 def _both_sides(found: pd.DataFrame) -> pd.DataFrame:
