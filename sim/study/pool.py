@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
 from sim.errors import SimctlError
 
+WATCH_S = 1.0  # how often a worker looks for its parent
 BACKENDS = ("local", "ray", "dask")
 
 
@@ -51,7 +54,7 @@ def _processes(work: Callable[..., Any], tasks: list[tuple[Any, ...]], jobs: int
 
     from joblib.externals.loky import get_reusable_executor
 
-    executor = get_reusable_executor(max_workers=jobs)
+    executor = get_reusable_executor(max_workers=jobs, initializer=_die_with, initargs=(os.getpid(),))
     futures = [executor.submit(work, *task) for task in tasks]
     try:
         for future in as_completed(futures):
@@ -59,6 +62,19 @@ def _processes(work: Callable[..., Any], tasks: list[tuple[Any, ...]], jobs: int
     except BaseException:
         executor.shutdown(wait=True, kill_workers=True)
         raise
+
+
+def _die_with(parent: int) -> None:
+    """End this worker once its parent is gone: one that was killed cannot say so, and workers that nobody waits for
+    would go on computing and keep its output open."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    if os.name == "posix":
+        threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def _register(backend: str, jobs: int) -> str:
