@@ -14,6 +14,7 @@ from calib.rows import read_table
 from sim.cost.collectives import Knots
 
 LARGE_BYTES = 64 << 10  # above it the rate counts more than the latency
+RANDOM = "random sizes"
 ABOVE, DEVICE_BOUND = "random sizes above 64 KiB", "random sizes that wait for the GPUs"
 EVERY_OTHER = "every other size"
 
@@ -55,7 +56,7 @@ def fitted(knots: pd.Series, others: pd.DataFrame, captured: bool = True) -> dic
     record: dict[str, Any] = {}
     if len(others):
         predicted = curve.at(others.message_bytes.to_numpy())
-        record["random sizes"] = errors(predicted, others.time_s.to_numpy())
+        record[RANDOM] = errors(predicted, others.time_s.to_numpy())
         large = others.message_bytes.to_numpy() > LARGE_BYTES
         waits = predicted > 1.01 * knots.min()
         for name, mask in (
@@ -67,7 +68,7 @@ def fitted(knots: pd.Series, others: pd.DataFrame, captured: bool = True) -> dic
     skipped = _every_other(knots) if captured else {}
     if skipped:
         record[EVERY_OTHER] = skipped
-    main = record.get("random sizes") or record.get(EVERY_OTHER) or {}
+    main = record.get(RANDOM) or record.get(EVERY_OTHER) or {}
     return {
         "points": [[int(size), float(f"{seconds:.5g}")] for size, seconds in knots.items()],
         "sd": round(max(0.005, 1.4826 * float(main.get("median", 0.0))), 4),

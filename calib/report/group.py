@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from calib.collectives.factors import ctas, slowed
-from calib.collectives.knots import EVERY_OTHER
+from calib.collectives.knots import ABOVE, EVERY_OTHER, RANDOM
 from calib.collectives.sizes import COLLECTIVES, bus_factor
 from calib.report.data import Profile
 from calib.report.svg import Axis, Level, Series, chart
@@ -108,11 +108,14 @@ def _errors(profile: Profile) -> str:
     found = (profile.about.get("errors") or {}).get("collectives") or {}
     curves = {name: of for name, of in found.items() if not name.startswith(BESIDE)}
     folds = list(dict.fromkeys(f for of in curves.values() for f in of if f != EVERY_OTHER or len(of) == 1))
+    if all(of.get(ABOVE) == of.get(RANDOM) for of in curves.values()):
+        folds = [fold for fold in folds if fold != ABOVE]  # every random size is
     rows = [(name, *(_scored(of.get(fold)) for fold in folds)) for name, of in curves.items()]
     if not rows:
         return ""
     text = (
-        "Errors of the curves on sizes that they do not hold, median / 95th percentile (n). Eager calls of most sizes "
+        "Errors of the curves on sizes that they do not hold, median / 95th percentile (n); random sizes that are in no "
+        "table lie above 64 KiB. Eager calls of most sizes "
         "wait for the host, whose time a call differs between machines and from minute to minute; captured ones do "
         "not:\n\n"
     )
@@ -193,8 +196,8 @@ def beside(profile: Profile) -> Section | None:
         f"On the same SMs, layers beside all-reduces that never pause take {ratio(layers.slow.median())} times as long "
         f"({ratio(layers.slow.min())} to {ratio(layers.slow.max())}) and the all-reduces "
         f"{ratio(layers.slow_other.median())}: together {ratio(_gain(layers))} times what gets done one after the "
-        "other, since grids made for all SMs and NCCL's wait for each other. On a partition that leaves NCCL 8 SMs layers "
-        f"take {ratio(apart.slow.median())} times as long as alone there."
+        "other, since grids made for all SMs and NCCL's wait for each other. On a partition that leaves NCCL 8 SMs "
+        f"layers take {ratio(apart.slow.median())} times as long as alone there."
         if len(layers) and len(apart)
         else "Compute beside all-reduces that never pause."
     )
