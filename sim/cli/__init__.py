@@ -22,6 +22,7 @@ COMMANDS = {
     "profile": "sim.cli.profile:profile",
     "calibrate": "sim.cli.calibrate:calibrate",
     "validate": "sim.cli.validate:validate",
+    "reproduce": "sim.cli.reproduce:reproduce",
 }
 # shown by `simctl --help` without importing the verbs
 SHORT_HELP = {
@@ -35,6 +36,7 @@ SHORT_HELP = {
     "profile": "List, show, check and query cost profiles.",
     "calibrate": "Measure kernels on a GPU and write a profile.",
     "validate": "Run a workload on the real GPU and in the simulator, and compare.",
+    "reproduce": "Check published figures of papers against the simulator.",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from sim.cost.pod_checks import Check
 from sim.policies.base import CompiledPolicy
-from sim.study.papers import bullet, distserve, pod, sarathi, splitwise
+from sim.study.papers import GROUPS, sarathi
 from sim.study.papers.published_times import OPT_13B, Points, published_cost
 from sim.study.papers.serving import A100, AT_ONCE, capacity, data_sheet, load, serve
 
@@ -25,42 +24,32 @@ class Miss:
     why: str
 
 
-HEAVY = "heavy"  # groups that take more than a few seconds
-GROUPS: dict[str, tuple[Callable[[], list[Check]], str]] = {
-    "bullet": (bullet.chat_checks, HEAVY),
-    "static": (bullet.static_checks, HEAVY),
-    "ablation": (bullet.ablation_checks, HEAVY),
-    "muxwise": (bullet.muxwise_checks, HEAVY),
-    "semi-pd": (bullet.semi_pd_checks, HEAVY),
-    "offline": (pod.offline_checks, ""),
-    "mix": (pod.mix_checks, HEAVY),
-    "online": (pod.online_checks, HEAVY),
-    "energy": (pod.energy_checks, ""),
-    "capacity": (sarathi.capacity_checks, HEAVY),
-    "ablation of Sarathi": (sarathi.ablation_checks, HEAVY),
-    "DistServe": (distserve.checks, ""),
-    "pools": (splitwise.pool_checks, HEAVY),
-    "times": (splitwise.time_checks, ""),
-}
+LIGHT = (
+    "pod-offline",
+    "pod-energy",
+    "distserve",
+    "splitwise-times",
+)  # the others take more than a few seconds
+OWN = [name for name in GROUPS if name != "pod-kernels"]  # whose checks have a test of their own
 
 # group -> checks that come out as published
 HOLD = {
     "bullet": ["5-ratio", "5-bullet", "5-sglang", "7"],
-    "static": ["9-throughput", "10-ttft"],
-    "ablation": ["11-both", "11-partition"],
+    "bullet-static": ["9-throughput", "10-ttft"],
+    "bullet-ablation": ["11-both", "11-partition"],
     "semi-pd": ["18"],
-    "offline": [
+    "pod-offline": [
         *(f"P8-llama-{model}-{other}" for model in ("2-7b", "3-8b") for other in ("sarathi", "vllm")),
     ],
-    "mix": ["P9-peak", "P9-ends"],
-    "online": [
+    "pod-mix": ["P9-peak", "P9-ends"],
+    "pod-online": [
         *("P10-stalls-sarathi-0.85", "P10-stalls-sarathi-0.95", "P10-stalls-vllm-0.95"),
         *("P10-order-0.85", "P10-order-0.95", "P10-ttft-46s"),
     ],
-    "capacity": ["S1", "S2-strict", "S2-relaxed"],
-    "ablation of Sarathi": ["S3-ttft", "S3-tbt", "S3-ratio"],
-    "DistServe": ["D4-ratio"],
-    "pools": ["W3-code", "W3-conversation"],
+    "sarathi": ["S1", "S2-strict", "S2-relaxed"],
+    "sarathi-ablation": ["S3-ttft", "S3-tbt", "S3-ratio"],
+    "distserve": ["D4-ratio"],
+    "splitwise-pools": ["W3-code", "W3-conversation"],
 }
 SHORT_STEPS = "the data sheet's steps are shorter than that engine's, which has host time and kernels of 2024"
 NAIVE = "two streams are priced as fair sharers of the SMs; there a prefill's grids keep decode waiting"
@@ -78,13 +67,13 @@ MISSED = {
             0.607, "SGLang stops decoding for each prompt, and more prompts come than it can compute"
         ),
     },
-    "static": {
+    "bullet-static": {
         "9-ttft": Miss(24.6, NAIVE),
         "10-throughput": Miss(
             -0.122, "prefill on 84 SMs falls behind 12 requests/s of prompts of 755 tokens"
         ),
     },
-    "ablation": {
+    "bullet-ablation": {
         "11-naive": Miss(4, NAIVE),
         "11-naive-tpot": Miss(0.585, NAIVE),
         "11-partition-tpot": Miss(1.64, NAIVE),
@@ -95,7 +84,7 @@ MISSED = {
             "chunks of 384 tokens keep 50 ms up to the same rate; which chunk its baseline has is not stated",
         ),
     },
-    "offline": {
+    "pod-offline": {
         "P8-yi-6b-sarathi": Miss(
             1.152, "attention 28 % faster gives as much where it takes 60 % of a step; 1.22 asks for 80 %"
         ),
@@ -103,7 +92,7 @@ MISSED = {
             1.118, "the same, and prefill batches of whole prompts run at the data sheet's rate"
         ),
     },
-    "online": {
+    "pod-online": {
         "P10-tbt-vllm-0.85": Miss(0.315, SHORT_STEPS),
         "P10-tbt-sarathi-0.85": Miss(0.678, SHORT_STEPS),
         "P10-tbt-pod-0.85": Miss(0.719, SHORT_STEPS),
@@ -115,7 +104,7 @@ MISSED = {
             0.758, "far from saturation both have short queues; nearer to it POD's is a tenth"
         ),
     },
-    "energy": {
+    "pod-energy": {
         "P11-mean": Miss(
             -0.064,
             "energy is linear in FLOPs and bytes, of which a fused kernel saves none; time saves idle watts",
@@ -123,7 +112,7 @@ MISSED = {
         "P11-most": Miss(-0.132, "the same"),
         "P11-time": Miss(0.163, "the same"),
     },
-    "DistServe": {
+    "distserve": {
         "D1-vllm": Miss(61.9, "the lengths, the instance and its engine are not those of the table"),
         "D4-both": Miss(
             2.18, "limits and lengths are from memory; its measurement came before the coefficients"
@@ -131,7 +120,7 @@ MISSED = {
         "D4-prefill": Miss(7.61, "the same"),
         "D4-decode": Miss(18.1, "the same"),
     },
-    "times": {
+    "splitwise-times": {
         "W4-prompt-a100": Miss(0.336, SHORT_STEPS),
         "W4-token-a100": Miss(0.643, SHORT_STEPS),
         "W4-prompt-h100": Miss(0.454, SHORT_STEPS),
@@ -142,21 +131,23 @@ MISSED = {
 
 @lru_cache(maxsize=32)
 def found(group: str) -> dict[str, Check]:
-    return {check.name: check for check in GROUPS[group][0]()}
+    return {check.name: check for check in GROUPS[group].checks()}
+
+
+def marks(group: str) -> list[Any]:
+    return [] if group in LIGHT else [pytest.mark.slow]
 
 
 def rows(table: dict[str, Any]) -> list[Any]:
     """(group, check) of each entry, marked as slow where its group is."""
     return [
-        pytest.param(group, name, id=name, marks=[pytest.mark.slow] if GROUPS[group][1] else [])
+        pytest.param(group, name, id=name, marks=marks(group))
         for group, names in table.items()
         for name in names
     ]
 
 
-@pytest.mark.parametrize(
-    "group", [pytest.param(g, marks=[pytest.mark.slow] if heavy else []) for g, (_, heavy) in GROUPS.items()]
-)
+@pytest.mark.parametrize("group", [pytest.param(group, marks=marks(group)) for group in OWN])
 def test_every_check_is_told_of(group: str) -> None:
     assert sorted(found(group)) == sorted([*HOLD.get(group, []), *MISSED.get(group, {})])
 
