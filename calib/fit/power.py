@@ -39,6 +39,10 @@ LONG_GAP_S = 0.1
 BACKEND = "fa3"
 SEARCHED_S = (0.12, 0.2)  # of a phase: where the clock has settled for now; until when it is looked at
 STEP_SEEN = 0.02
+BUSY, BELOW = (
+    0.2,
+    0.95,
+)  # runs with pauses: least share of the time busy; mean watts, of the limit, that it leaves alone
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def fit_power(run: Path, gpu: GpuSpec, max_mhz: float) -> tuple[dict[str, Any], 
     }
     if (react := reaction_s(run)) is not None:
         terms["react_s"] = react
+    terms |= beyond_share(_duty(run), EnergyTerms(**terms, label=""), gpu)
     errors = held_out_errors(EnergyTerms(**terms, label=""), held)
     middle, count = errors["held_out"]["all"]["median"], errors["held_out"]["all"]["points"]
     terms["label"] = (
@@ -270,12 +275,28 @@ def told_watts(duty: pd.DataFrame, terms: EnergyTerms, gpu: GpuSpec) -> list[tup
         for _, one in part[part["gap_s"] > busy["gap_s"]].sort_values("gap_s").iterrows():
             running = float(busy["power_w"])
             if busy["sm_mhz"] < FELL * gpu.boost_mhz:
-                work = _work(one.to_dict(), gpu)
-                running = terms.idle_w + terms.active_w + _asked(terms, Held("", True, 0.0, 1.0, work))
+                running = float(terms.running_w(_asked_by(terms, one, gpu)))
             whole = one["time_s"] + one["gap_s"]
             told = (running * one["time_s"] + terms.idle_w * one["gap_s"]) / whole
             found.append((one, min(told, terms.cap_w)))
     return found
+
+
+def _asked_by(terms: EnergyTerms, one: pd.Series, gpu: GpuSpec) -> float:
+    return _asked(terms, Held("", True, 0.0, 1.0, _work(one.to_dict(), gpu)))
+
+
+def beyond_share(duty: pd.DataFrame, terms: EnergyTerms, gpu: GpuSpec) -> dict[str, float]:
+    """`beyond` of runs whose pauses keep the mean below the limit while their kernels ask for more."""
+    found = []
+    layers = duty[duty["kind"].str.endswith("_layer")] if len(duty) else duty  # steps may be of fewer layers
+    for one in layers.to_dict("records"):
+        share = one["time_s"] / (one["time_s"] + one["gap_s"])
+        asked = terms.idle_w + terms.active_w + _asked_by(terms, pd.Series(one), gpu)
+        if share >= BUSY and asked > terms.cap_w and one["power_w"] < BELOW * terms.cap_w:
+            running = (one["power_w"] - (1.0 - share) * terms.idle_w) / share
+            found.append((running - terms.cap_w) / (asked - terms.cap_w))
+    return {"beyond": round(float(np.clip(np.median(found), 0.0, 1.0)), 3)} if found else {}
 
 
 def _pauses(run: Path, terms: EnergyTerms, gpu: GpuSpec) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class EnergyTerms:
     """`idle_w`: nothing in flight, clocks up; `active_w` more while a kernel is on the GPU. `j_per_flop`, `j_per_byte`:
     of any work (FLOPs in units of 16-bit ones, HBM bytes). More for each FLOP of prefill attention (its softmax) and of
     decode attention (rows padded to tiles), and for each byte of element-wise kernels. `cap_w`: what the power limit
-    holds the mean draw at.
+    holds the mean draw at; `beyond`: how much of what work asks for beyond it the board draws before its clock has
+    fallen (a full grid of products slows itself down within microseconds, whatever clock NVML shows).
     """
 
     idle_w: float
@@ -43,6 +44,7 @@ class EnergyTerms:
     clock_power: float = 2.0
     slowest_clock: float = 0.7
     react_s: float = 0.05
+    beyond: float = 1.0
 
     def work_j(self, operator: str, flops: Any, hbm_bytes: Any) -> Any:
         """Joules of an operator's work (by full name or family) on top of the watts of time, at the top clock."""
@@ -61,6 +63,11 @@ class EnergyTerms:
         if seconds <= 0:
             return self.idle_w
         return min((self.idle_w * seconds + self.active_w * on_s + work_j) / seconds, self.cap_w)
+
+    def running_w(self, work_w: Any) -> Any:
+        """Watts while kernels run whose work asks for so many, at the top clock and before the limit acts."""
+        asked = self.idle_w + self.active_w + work_w
+        return np.minimum(asked, self.cap_w + (asked - self.cap_w) * self.beyond)
 
     def energy_j(self, seconds: float, flops: float, hbm_bytes: float) -> float:
         """Joules of one GPU that is busy for so long with work that no operator is named of, within the limit."""

@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 
 GRID_S = 0.01
 SHOWN_S = 0.1  # peaks and percentiles are of means over so long, as NVML reports them
+LEAST_RUNNING = 1e-6
 BLOCK = 64  # steps of the running mean that are done at once
 
 
@@ -81,7 +82,11 @@ def _asked(model: ModelSpec, terms: EnergyTerms, read: Floats, edges: Floats) ->
     seconds = np.maximum(np.diff(edges), 1e-9)
     # two lanes at once count their seconds twice
     running = np.minimum(np.diff(busy) / seconds, 1.0)
-    return np.asarray(terms.idle_w + terms.active_w * running + np.maximum(np.diff(joules), 0.0) / seconds)
+    work = np.maximum(np.diff(joules), 0.0) / seconds
+    while_running = terms.running_w(work / np.maximum(running, LEAST_RUNNING))
+    return np.asarray(
+        np.where(running > LEAST_RUNNING, running * while_running, work) + (1.0 - running) * terms.idle_w
+    )
 
 
 def _joules(model: ModelSpec, terms: EnergyTerms, read: Floats) -> Floats:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from calib import rows
-from calib.fit.power import BACKEND, fit_power, idle_watts, reaction_s, read_held
+from calib.fit.points import read_rows
+from calib.fit.power import BACKEND, beyond_share, fit_power, idle_watts, reaction_s, read_held
 from sim.cost import load_cost
 from sim.cost.energy import DRAM_J_PER_BYTE, EnergyTerms
 from sim.cost.gpu import load_gpu
@@ -134,6 +135,22 @@ def test_idle_watts_are_what_long_pauses_leave(tmp_path: Path) -> None:
     made += [{**busy, "gap_s": 0.2, "power_w": (480 * 5e-3 + 124 * 0.2) / 0.205, "point": "b"}]
     write(tmp_path, "power_duty", made)
     assert idle_watts(tmp_path) == pytest.approx(124.0, rel=1e-3)
+
+
+def test_what_runs_with_pauses_draws_tells_what_is_asked_for_beyond_the_limit(tmp_path: Path) -> None:
+    shape = {"kind": "prefill_layer", "q_tokens": "2048", "history_tokens": "0", "time_s": 1.2e-3, "sms": 132}
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec")
+    layer = cost.solo(Launch(((2048, 0),), layers=(1, 2)))
+    joules = sum(float(TRUE.work_j(one.name, one.flops, one.hbm_bytes)) for one in layer.by_operator)
+    asked = 150.0 + joules / 1.2e-3
+    assert asked > 800
+    mean = 0.5 * (690 + 0.6 * (asked - 690)) + 0.5 * 120
+    made = [{**shape, "gap_s": gap, "power_w": watts, "sm_mhz": mhz, "point": str(gap)}
+            for gap, watts, mhz in ((1e-5, 690.0, 1500.0), (1.2e-3, mean, 1980.0))]  # fmt: skip
+    write(tmp_path, "power_duty", made)
+    assert beyond_share(read_rows(tmp_path, "power_duty"), TRUE, H200)["beyond"] == pytest.approx(
+        0.6, abs=0.02
+    )
 
 
 def test_reaction_is_the_area_under_what_is_left_of_a_change(tmp_path: Path) -> None:

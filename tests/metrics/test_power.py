@@ -73,6 +73,19 @@ def test_beyond_the_limit_the_board_draws_more_until_it_reacts() -> None:
     assert figures["power_cap_pct"] == pytest.approx(50.0, abs=3)
 
 
+def test_a_board_that_slows_itself_down_draws_less_beyond_the_limit() -> None:
+    heavier = heavy(1000.0)
+    half = Cost(replace(heavier.energy, beyond=0.5))
+    read = [readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6))]
+    first = power_of(half, read, (0.0, 1.0))
+    assert first is not None
+    assert first.watts[0, :4] == pytest.approx(700 + 0.5 * 450)
+    # pauses of the host leave it as fast as it is: half of the time at 925 W, half idle
+    paced = power_of(half, [readings((0.0, 0.0, 0.0), (1.0, 0.5, 0.5e6))], (0.0, 1.0))
+    assert paced is not None
+    assert paced.watts[0] == pytest.approx(0.5 * 925 + 0.5 * 100)
+
+
 def test_two_gpus_have_one_peak_and_their_shares_are_of_both() -> None:
     cost = heavy(1000.0)
     busy, idle = readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6)), readings((0.0, 0.0, 0.0), (1.0, 0.0, 0.0))
