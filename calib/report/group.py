@@ -114,10 +114,9 @@ def _errors(profile: Profile) -> str:
     if not rows:
         return ""
     text = (
-        "Errors of the curves on sizes that they do not hold, median / 95th percentile (n); random sizes that are in no "
-        "table lie above 64 KiB. Eager calls of most sizes "
-        "wait for the host, whose time a call differs between machines and from minute to minute; captured ones do "
-        "not:\n\n"
+        "Errors of the curves on sizes that they do not hold, median / 95th percentile (n); random sizes that are in "
+        "no table lie above 64 KiB. Eager calls of most sizes wait for the host, whose time a call differs between "
+        "machines and from minute to minute; captured ones do not:\n\n"
     )
     return text + table(("curve", *folds), rows)
 
