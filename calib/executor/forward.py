@@ -7,6 +7,7 @@ a CUDA graph; attention reads the page tables of the step.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Protocol
 
 from calib.arena import Arena
@@ -85,6 +86,7 @@ class Forward:
         self.tables = Tables(arena, slot, rows, sequences, pages)
         self.layers = arena.layers
         self._limits = (rows, sequences, pages)
+        self._refused: set[tuple[int, int, int]] = set()  # products in halves: stream, rows, columns
         self.hidden = arena.scratch(slot, "hidden", (rows, model.hidden))
         self.residual = arena.scratch(slot, "residual", (rows, model.hidden))
         self._qkv = qkv_buffer(arena, slot, rows)
@@ -102,6 +104,29 @@ class Forward:
         """Queries [rows, heads, d] of the layer whose attention is next."""
         return split_qkv(self.arena.model, self._qkv[:rows])[0]
 
+    def mm(self, rows: Any, weight: Any, out: Any) -> None:
+        """out = rows @ weight.T; in halves where cuBLAS picks a kernel that the SM set cannot hold.
+
+        Clusters of CTAs larger than a set of few SMs leaves room for cannot start: CUBLAS_STATUS_EXECUTION_FAILED.
+        """
+        refused = self._refused and self._key(rows, weight) in self._refused
+        if not refused:
+            try:
+                self.torch.mm(rows, weight.t(), out=out)
+                return
+            except RuntimeError as error:
+                if "CUBLAS" not in str(error) or len(rows) == 1:
+                    raise
+            self._refused.add(self._key(rows, weight))
+            with suppress(RuntimeError):  # take the error off before another launch finds it
+                self.tokens[:1].add_(0)
+        half = len(rows) // 2
+        self.mm(rows[:half], weight, out[:half])
+        self.mm(rows[half:], weight, out[half:])
+
+    def _key(self, rows: Any, weight: Any) -> tuple[int, int, int]:
+        return self.torch.cuda.current_stream().cuda_stream, len(rows), int(weight.shape[0])
+
     def piece(self, number: int, rows: int) -> None:
         """Launch piece 0..layers for the first `rows` rows on the current stream."""
         torch, ops, weights = self.torch, self.ops, self.arena.weights
@@ -111,15 +136,15 @@ class Forward:
             ops.norm(residual, weights[0].norm1, hidden)
         else:
             layer = weights[number - 1]
-            torch.mm(self.attention[:rows].view(rows, -1), layer.o.t(), out=hidden)
+            self.mm(self.attention[:rows].view(rows, -1), layer.o, hidden)
             ops.add_norm(hidden, residual, layer.norm2)
-            torch.mm(hidden, layer.gate_up.t(), out=self._gate_up[:rows])
+            self.mm(hidden, layer.gate_up, self._gate_up[:rows])
             ops.silu_mul(self._gate_up[:rows], self._act[:rows])
-            torch.mm(self._act[:rows], layer.down.t(), out=hidden)
+            self.mm(self._act[:rows], layer.down, hidden)
             last = number == self.layers
             ops.add_norm(hidden, residual, self.arena.final_norm if last else weights[number].norm1)
         if number < self.layers:
-            torch.mm(hidden, weights[number].qkv.t(), out=self._qkv[:rows])
+            self.mm(hidden, weights[number].qkv, self._qkv[:rows])
             q, k, v = split_qkv(self.arena.model, self._qkv[:rows])
             where = Where(self.tables, rows, self._limits[1] + 1, self._limits[2])
             ops.rope(where.positions, q, k, self.arena.rope_cache)
@@ -134,5 +159,5 @@ class Forward:
         torch = self.torch
         last, logits = self._last[:outputs], self.logits[:outputs]
         torch.index_select(self.hidden, 0, self.tables.view("ends", outputs), out=last)
-        torch.mm(last, self.arena.lm_head.t(), out=logits)
+        self.mm(last, self.arena.lm_head, logits)
         torch.argmax(logits, dim=-1, out=self.tokens[:outputs])

@@ -101,7 +101,7 @@ class GpuDevice:
         memory go; returns their counts and the time. `pairs`: SM sets that the policy may use side by side."""
         began = time.perf_counter()
         decodes, pieces = wanted(works, self.sequences, pairs)
-        captured, missing = 0, 0
+        captured, missing, refused = 0, 0, 0
         for keys, has, capture in (
             (decodes, Place.has_decodes, Place.capture_decodes),
             (pieces, Place.has_pieces, Place.capture_pieces),
@@ -114,14 +114,18 @@ class GpuDevice:
                 if full or time.perf_counter() - began > CAPTURE_S:
                     missing += 1
                     continue
-                capture(place, self._stream(0 if slot == ASIDE else slot, sms), sms, size)
-                captured += 1
+                try:
+                    capture(place, self._stream(0 if slot == ASIDE else slot, sms), sms, size)
+                    captured += 1
+                except RuntimeError:  # such a pass is launched eagerly
+                    refused += 1
         self.torch.cuda.synchronize()
         return {
             "decode_graphs": len(decodes),
             "piecewise_graphs": len(pieces),
             "graphs_captured": captured,
             "graphs_missing": missing,
+            "graphs_refused": refused,
             "capture_s": round(time.perf_counter() - began, 2),
             "memory_left_gib": round(self.torch.cuda.mem_get_info()[0] / 2**30, 1),
         }

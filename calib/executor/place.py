@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from calib.executor.attention import PagedAttention
@@ -60,36 +61,45 @@ class Place:
         """Make the graph of a decode step of `batch` sequences."""
         members = tuple((NOBODY + i, 1) for i in range(batch))
         work = Work(self._slot, sms, (0, self.forward.layers), (), members, 0.0, 0.0, True)
-        with self._lab.torch.cuda.stream(stream):
-            tables = lay_out(work, self._pool, {}, self._lab.model.vocab)
-            self.forward.tables.send(tables)
-            self.attention.plan(tables, batch)
-            self.decode_pass(batch)
-            stream.synchronize()
-            graph = self.capture(lambda: self.decode_pass(batch))
-            self.decode_graphs.setdefault(sms, {})[batch] = graph
-        for i, _ in members:
-            self._pool.release(i)
+        try:
+            with self._lab.torch.cuda.stream(stream):
+                tables = lay_out(work, self._pool, {}, self._lab.model.vocab)
+                self.forward.tables.send(tables)
+                self.attention.plan(tables, batch)
+                self.decode_pass(batch)
+                stream.synchronize()
+                graph = self.capture(lambda: self.decode_pass(batch))
+                self.decode_graphs.setdefault(sms, {})[batch] = graph
+        finally:
+            for i, _ in members:
+                self._pool.release(i)
 
     def capture_pieces(self, stream: Any, sms: int, rows: int) -> None:
         """Make the graphs between which a pass of `rows` rows launches its attention."""
         work = Work(self._slot, sms, (0, 1), ((NOBODY, rows, 0),), (), 0.0, 0.0, False)
-        with self._lab.torch.cuda.stream(stream):
-            self.forward.tables.send(lay_out(work, self._pool, {}, self._lab.model.vocab))
-            graphs = []
-            for number in range(self.forward.layers + 1):
-                if number < 2:
-                    self.forward.piece(number, rows)
-                    stream.synchronize()
-                graphs.append(self.capture(lambda number=number: self.forward.piece(number, rows)))
-            self.pieces.setdefault(sms, {})[rows] = graphs
-            self.sizes.add(rows)
-        self._pool.release(NOBODY)
+        try:
+            with self._lab.torch.cuda.stream(stream):
+                self.forward.tables.send(lay_out(work, self._pool, {}, self._lab.model.vocab))
+                graphs = []
+                for number in range(self.forward.layers + 1):
+                    if number < 2:
+                        self.forward.piece(number, rows)
+                        stream.synchronize()
+                    graphs.append(self.capture(lambda number=number: self.forward.piece(number, rows)))
+                self.pieces.setdefault(sms, {})[rows] = graphs
+                self.sizes.add(rows)
+        finally:
+            self._pool.release(NOBODY)
 
     def capture(self, launch: Any) -> Any:
         """A graph of what `launch` launches on the current stream."""
         graph = self._lab.torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
-        launch()
+        try:
+            launch()
+        except BaseException:
+            with suppress(RuntimeError):  # the capture is invalid; what raised first is what matters
+                graph.capture_end()
+            raise
         graph.capture_end()
         return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,3 +117,38 @@ def test_a_decode_continues_its_own_sequence(forward: Any) -> None:
     run(forward, work([(1, 21, 0)]), tokens)
     again = run(forward, work([], [(1, 22)]), tokens)[0]
     assert torch.nn.functional.cosine_similarity(step, again, dim=0) > 0.999
+
+
+def test_a_product_that_the_sm_set_cannot_hold_is_made_in_halves(forward: Any) -> None:
+    import torch
+
+    made, _, _ = forward
+    tokens: dict[int, int] = {}
+    expected = run(forward, work([(1, 21, 0)]), tokens)
+    forward[2].clear()
+    refused: list[int] = []
+
+    class Refusing:
+        cuda = SimpleNamespace(current_stream=lambda: SimpleNamespace(cuda_stream=7))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        @staticmethod
+        def mm(a: Any, b: Any, out: Any) -> None:
+            if len(a) > 6:
+                refused.append(len(a))
+                raise RuntimeError(
+                    "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"
+                )
+            torch.mm(a, b, out=out)
+
+    made.torch = Refusing()
+    found = run(forward, work([(1, 21, 0)]), tokens)
+    assert torch.nn.functional.cosine_similarity(found[0], expected[0], dim=0) > 0.999
+    # each shape is refused once, and then known
+    assert set(refused) == {21, 10, 11}
+    often = len(refused)
+    forward[2].clear()
+    run(forward, work([(1, 21, 0)]), tokens)
+    assert len(refused) == often
