@@ -100,12 +100,14 @@ class Measured:
         return np.asarray(counts[np.maximum(np.searchsorted(sizes, size, side="right") - 1, 0)])
 
     def given(self, size: Any, sms: float, whole: int) -> Floats:
-        """Factor on the seconds where the stream may use `sms` of `whole` SMs; where that was not measured the
-        channels that find no SM wait for the others."""
+        """Factor on the seconds where the stream may use `sms` of `whole` SMs: none for a message that holds no more;
+        where it was not measured the channels that find no SM wait for the others."""
+        held = self.held(size)
+        factor = held / sms
         if self.sms_given:
             counts, factors = zip(*self.sms_given, strict=True)
-            return np.full(np.shape(size), float(np.interp(sms, counts, factors)))
-        return np.maximum(1.0, self.held(size) / sms) if sms < whole else np.ones(np.shape(size))
+            factor = np.full(held.shape, float(np.interp(sms, counts, factors)))
+        return np.where((held > sms) & (sms < whole), factor, 1.0)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,13 @@ def test_a_collective_holds_its_sms_and_needs_them(tmp_path: Path) -> None:
     given["curves"][0] |= {"sms_given": [[8, 1.5], [132, 1.0]], "sms_by_bytes": [[0, 2], [2**20, 20]]}
     told = cost(tmp_path / "told", data=given).profile.curve("allreduce")
     assert told.timing(shape, 8).seconds[0] == pytest.approx(1.5 * whole.seconds[0])
-    assert told.timing(shape, 70).seconds[0] == pytest.approx(1.25 * whole.seconds[0])
+    assert told.timing(shape, 14).seconds[0] == pytest.approx(
+        1.5 * whole.seconds[0] - 6 / 124 * 0.5 * whole.seconds[0]
+    )
+    # as many SMs as it holds are enough
+    assert told.timing(shape, 20).seconds[0] == pytest.approx(whole.seconds[0])
+    small = Elementwise(np.array([1]), 16384)
+    assert told.timing(small, 8).seconds[0] == pytest.approx(told.timing(small, 132).seconds[0])
     sizes = Elementwise(np.array([1, 64]), 16384)
     found = told.timing(sizes, 132)
     assert (found.sm_s / found.seconds).tolist() == pytest.approx([2, 20])
