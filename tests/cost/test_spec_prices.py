@@ -84,7 +84,8 @@ def test_history_and_riding_decodes_cost_something(pair):
     late = cost.solo(Launch(((512, min(16_384, window)),)))
     riding = cost.solo(Launch(((512, 0),), 32, 32 * 2048))
     assert late.gpu_s > 1.01 * chunk.gpu_s
-    assert riding.gpu_s > 1.02 * chunk.gpu_s
+    # a chunk of a large mixture reads all experts anyway
+    assert riding.gpu_s > (1.01 if cost.model.experts else 1.02) * chunk.gpu_s
     assert riding.hbm_bytes > chunk.hbm_bytes + 32 * 2048 * cost.model.kv_bytes_per_token()
 
 
