@@ -64,11 +64,9 @@ def compile_prices(
 
     `attention`: how that of mixed steps runs; `page_size`: tokens of a KV block, which fused kernels may refuse.
     """
-    key = _Key(cost.profile_hash, cost)
-    tables = _tables(key, limits)
+    tables = _shared(_Key(cost.profile_hash, cost), limits, attention, page_size, compiled)
     drawn = noise(seed, replica, cost.profile.jitter_sd) if jitter else np.ones(1)
-    prices = tables._replace(noise=drawn, **_mixed(key, limits, attention, page_size))
-    return prices if compiled else prices.as_lists()
+    return tables._replace(noise=drawn if compiled else drawn.tolist())
 
 
 def noise(seed: int, replica: int, sigma: float) -> Floats:
@@ -89,6 +87,13 @@ class _Key:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and other.content_hash == self.content_hash
+
+
+@lru_cache(maxsize=8)
+def _shared(key: _Key, limits: Limits, attention: AttentionMode, page_size: int, compiled: bool) -> Prices:
+    """All but the noise: replicas read the same memory, which then stays in the caches."""
+    prices = _tables(key, limits)._replace(**_mixed(key, limits, attention, page_size))
+    return prices if compiled else prices.as_lists()
 
 
 @lru_cache(maxsize=8)

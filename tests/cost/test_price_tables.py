@@ -207,3 +207,14 @@ def test_the_smallest_tables_answer_their_own_limits(extreme):
     P = cost.compile(max_tokens=extreme, max_seqs=extreme, max_context=extreme)
     launch = Launch(((extreme, 0),))
     assert priced(P, 0, launch)[0] == pytest.approx(cost.solo(launch).gpu_s, rel=5e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_replicas_share_all_but_their_noise(compiled):
+    cost = load_cost("llama-3.1-8b", "h200-sxm", "spec")
+    shape = {"max_tokens": 256, "max_seqs": 16, "max_context": 1024, "jitter": True, "compiled": compiled}
+    one, other = (cost.compile(**shape, seed=3, replica=k) for k in (0, 1))
+    for name, values in one.items():
+        if name != "noise" and hasattr(values, "__len__"):
+            assert values is getattr(other, name), name
+    assert list(one.noise) != list(other.noise)
