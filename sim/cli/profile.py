@@ -129,10 +129,10 @@ def diff(first: str, second: str, model: str | None, as_json: bool) -> None:
 def predict(name: str, points: Path, as_json: bool, strict: bool) -> int:
     """Answer rows of operators and steps: seconds on the GPU, with host time, standard error, label, flags.
 
-    Columns: kind (gemm, moe, prefill_attention, decode_attention, fused_attention, step, allreduce and other collectives,
-    kv_transfer), model, tp (GPUs that share the model), m, n, k, prefill_tokens, history_tokens, decode_contexts
-    (512;2048;...), bytes and gpus of a collective, sms, attention (fa2, fa3, pod), launch (graph, eager), and
-    neighbour_* for what runs beside. Empty cells are absent.
+    Columns: kind (gemm, moe, prefill_attention, decode_attention, fused_attention, step, allreduce and other
+    collectives, kv_transfer), model, tp (GPUs that share the model), m, n, k, prefill_tokens, history_tokens,
+    decode_contexts (512;2048;...), bytes and gpus of a collective, sms, attention (fa2, fa3, pod), launch (graph,
+    eager), and neighbour_* for what runs beside. Empty cells are absent.
 
     Example: simctl profile predict h200-sxm --points rows.csv --json
     """
