@@ -52,6 +52,7 @@ LENGTHS = (0.7, 1.0, 1.5, 2.0, 3.0, 4.5)  # doublings over which a ratio stays a
 START = (1.0, 2.0, 1.5, 2.0)
 RIDGE = 0.02  # repeats differ by about a per cent
 LEAST = 60
+LEAST_ROW = 10  # shapes of one size that are left out together
 NOT_BUILT = "MissingJITCacheError"  # of our build of the library, not a refusal
 LEFT_OUT = ("OutOfMemoryError", NOT_BUILT)
 
@@ -257,7 +258,9 @@ def held_out(sites: Floats, logs: Floats, lengths: Floats) -> Floats:
 def rows_out(sites: Floats, logs: Floats, lengths: Floats, axis: int) -> tuple[Floats, Any]:
     """(log errors, which shapes) with all shapes of one inner value of an axis left out at a time."""
     near, left, at = gaussians(sites, lengths), [], []
-    for value in np.unique(sites[:, axis])[1:-1]:
+    values, counts = np.unique(sites[:, axis], return_counts=True)
+    # sizes of the grid: those between them are one shape each
+    for value in values[1:-1][counts[1:-1] >= LEAST_ROW]:
         out = sites[:, axis] == value
         mean = logs[~out].mean()
         weights = solve(near[np.ix_(~out, ~out)], logs[~out] - mean)
