@@ -104,12 +104,13 @@ class Move:
 class PooledCluster(Cluster):
     """Replicas in pools, the links between them, and the policy's dispatcher."""
 
+    has_events = True  # hand-overs and transfers
+
     def __init__(
         self, workload: Workload, policy: Any, groups: Sequence[Group], settings: Settings, link: Link
     ) -> None:
         self.link = link
         super().__init__(workload, policy, groups, settings)
-        self.patient = False  # hand-overs and transfers come between arrivals
         n = len(workload)
         self.decode_of = np.full(n, -1, np.int64)
         self.transfer_s, self.pull_wait_s = np.full(n, np.nan), np.full(n, np.nan)

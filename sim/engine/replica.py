@@ -65,7 +65,7 @@ class OneLane:
     """How the process touches a replica whose policy uses one lane."""
 
     def __init__(self, hot: HotCode, q: Any, r: Any, p: Any, believe: Callable[[], tuple[Any, Any]]) -> None:
-        self.q, self.r, self.p, self._believe = q, r, p, believe
+        self.hot, self.q, self.r, self.p, self._believe = hot, q, r, p, believe
         self.shown = hot.shown(r)  # the same, for single reads and writes
         self._bind(hot)
 
@@ -77,9 +77,6 @@ class OneLane:
     def _bind(self, hot: HotCode) -> None:
         self._settle = hot.bind(settle, self.q, self.r, self.p)
         self._accept = hot.bind(accept, self.q, self.r, self.p)
-        self._settle_and_look = hot.bind(settle_and_look, self.q, self.r, self.p)
-        self._accept_and_look = hot.bind(accept_and_look, self.q, self.r, self.p)
-        self._least_step_s = least_step_s(self.p)
 
     def settle(self, now: float) -> None:
         """Commit what has ended by `now`."""
@@ -117,13 +114,14 @@ class OneLane:
         """Is anything in flight?"""
         return bool(self.shown.iv[BUSY] == 1)
 
-    def settle_and_look(self, now: float) -> float:
-        """Commit what has ended by `now`; returns a time before which nobody leaves."""
-        return float(self._settle_and_look(now, self._least_step_s))
-
-    def accept_and_look(self, i: int, now: float) -> float:
-        """Request i arrives; returns a time before which nobody leaves."""
-        return float(self._accept_and_look(i, now, self._least_step_s))
+    def watched(self) -> tuple[Callable[[float], float], Callable[[int, float], float]]:
+        """For a router that counts: `settle` by a time, and `accept` request i at it. Both return a time before which
+        nobody leaves."""
+        settle_at = self.hot.bind(settle_and_look, self.q, self.r, self.p)
+        accept_at, least_s = self.hot.bind(accept_and_look, self.q, self.r, self.p), least_step_s(self.p)
+        return (lambda now: float(settle_at(now, least_s))), (
+            lambda i, now: float(accept_at(i, now, least_s))
+        )
 
     def decides_at(self, now: float) -> float:
         """When a request that has just arrived is first looked at."""
@@ -143,8 +141,6 @@ class TwoLanes(OneLane):
         self._settle = hot.bind(settle_lanes, self.q, self.r, self.x)
         self._accept = hot.bind(accept_lanes, self.q, self.r, self.x)
         self._next_end = hot.bind(next_end, self.r)
-        self._settle_and_look = hot.bind(settle_lanes_and_look, self.q, self.r, self.x)
-        self._accept_and_look = hot.bind(accept_lanes_and_look, self.q, self.r, self.x)
 
     def settle(self, now: float) -> None:
         """Commit what has ended by `now`."""
@@ -174,13 +170,12 @@ class TwoLanes(OneLane):
         """Is anything in flight, or a decision due?"""
         return bool(self.shown.iv[DUE] == 1 or self._next_end() < NEVER)
 
-    def settle_and_look(self, now: float) -> float:
-        """Commit what has ended by `now`; returns a time before which nobody leaves."""
-        return float(self._settle_and_look(now))
-
-    def accept_and_look(self, i: int, now: float) -> float:
-        """Request i arrives; returns a time before which nobody leaves."""
-        return float(self._accept_and_look(i, now))
+    def watched(self) -> tuple[Callable[[float], float], Callable[[int, float], float]]:
+        """The same for two lanes."""
+        return (
+            self.hot.bind(settle_lanes_and_look, self.q, self.r, self.x),
+            self.hot.bind(accept_lanes_and_look, self.q, self.r, self.x),
+        )
 
     def decides_at(self, now: float) -> float:
         """At once if a lane is idle."""

@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, replica: ReplicaProcess) -> None:
         lanes = replica.lanes
         self._drive, self._busy = replica.run_until, lanes.busy
-        self._settle, self._accept = lanes.settle_and_look, lanes.accept_and_look
+        self._settle, self._accept = lanes.watched()
         self._iv = lanes.shown.iv
         self._waits = True  # nothing in flight, and the policy has seen all there is
         self.held, self.leave_s = 0, math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import simpy
@@ -33,6 +33,8 @@ def _none_refused(workload: Workload, deployment: Deployment) -> dict[int, str]:
 
 class Cluster:
     """Replicas of one policy behind a router on one clock."""
+
+    has_events: ClassVar[bool] = False  # of its own between arrivals, which concern more than one replica
 
     def __init__(
         self,
@@ -71,9 +73,10 @@ class Cluster:
         self.run_ahead = assigned is not None
         if assigned is not None:
             self.replica_of[self._routable] = assigned
-        self.patient = not (self.run_ahead or self._hears or self.gated)
+        kept = not (self.run_ahead or self._hears or self.gated or self.has_events)
         self.replicas = [self._make_replica(policy, k) for k in range(len(self.group_of))]
         self.gates = [self._make_gate(wrapper, k) for k in range(len(self.replicas))] if self.gated else []
+        self._routing = Routing(self.replicas, self.router.choose) if kept else None
         if self.hot.compiled:
             self.hot.load()
 
@@ -155,9 +158,8 @@ class Cluster:
             if replica.wake_s <= now:
                 replica.settle(now)
 
-    def _route_all(self) -> None:
+    def _route_all(self, router: Routing) -> None:
         """Every arrival to a replica that the router keeps; the measured window opens in between."""
-        router = Routing(self.replicas, self.router.choose)
 
         def open_window(now: float) -> None:
             if self.window_start is None and self.warmup_s <= now and self.warmup_s < self.end_s:
@@ -228,8 +230,8 @@ class Cluster:
 
     def run(self) -> float:
         """Run to the end; returns the time of the last event that counts."""
-        if self.patient:
-            self._route_all()
+        if self._routing is not None:
+            self._route_all(self._routing)
             return self._ended()
         if math.isfinite(self.warmup_s) and self.warmup_s < self.end_s:
             event = self.clock.at(self.warmup_s, TRANSFER)
