@@ -1,7 +1,8 @@
 """Running a policy written in plain Python, any object with `plan(view)`, on one lane or on two.
 
 Attributes that the engine looks for, all optional: `max_num_seqs` (256), `max_num_batched_tokens` (8192), `lanes` (1),
-`sm_sets` (pairs of SM counts, or a method of the deployment that returns them), `wait_order`, `run_order`, `label`.
+`sm_sets` (pairs of SM counts, or a method of the deployment that returns them), `wait_order`, `run_order`, `label`;
+`mixes` and `heeds_estimator`, which say with False that `kernels.attention` or an estimator is of no account to it.
 """
 
 from __future__ import annotations

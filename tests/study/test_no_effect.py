@@ -108,3 +108,14 @@ def test_policies_in_plain_python_may_heed_everything() -> None:
 
     e = experiment("vllm", kernels={"attention": "pod"}, estimator="oracle")
     prepare({**e, "policies": ["static-batch"]}, extra=[Mine()])
+
+
+def test_a_policy_in_plain_python_may_say_what_it_does_not_heed() -> None:
+    class Mine:
+        mixes = heeds_estimator = False
+
+        def plan(self, view: Any) -> None: ...
+
+    for key, value in (("kernels", {"attention": "pod"}), ("estimator", "oracle")):
+        with pytest.raises(SimctlError, match=f"`{key}.* has no effect"):
+            prepare({**experiment("static-batch"), key: value}, extra=[Mine()])
