@@ -18,9 +18,9 @@ import numpy as np
 from calib.fit.folds import errors
 from calib.fit.points import Floats, column, read_rows
 from calib.fit.robust import Bound, fit
+from sim.cost.clock import decode_factor, pass_factor, spent_after
 from sim.cost.measured_grid import Axis, Grid
 from sim.cost.warming import Warming
-from sim.engine.heat import decode_factor, pass_factor, spent_after
 
 SWEEP, DUTY = "warm", "power_duty"
 LEAST = 50  # rows

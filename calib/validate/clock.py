@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.engine.heat import decode_factor, pass_factor, spent_after
+from sim.cost.clock import decode_factor, pass_factor, spent_after
 from sim.engine.layout import DECODE_LANE, PREFILL_LANE
 
 

@@ -92,14 +92,14 @@ def _group(
         predicted.append(whole)
         on_gpu.append(gpu)
     all_steps = pd.concat(logs, ignore_index=True)
-    summary, simulated = _simulate(e, facts, requests, cost)
+    summary, ours = simulated(e, facts, requests, cost)
     return Group(
         *key,
         tuple(names),
         tuple({**f["summary"], "energy_j": f["energy_j"]} for f, _, _ in read),
         summary,
         requests,
-        simulated,
+        ours,
         (all_steps["end_s"] - all_steps["start_s"]).to_numpy(np.float64),
         np.concatenate(predicted),
         all_steps,
@@ -146,7 +146,7 @@ def as_run(entry: Any) -> Any:
     return {**given, "decode_stream": DECODE_PRIORITY}
 
 
-def _simulate(
+def simulated(
     e: Experiment, facts: Mapping[str, Any], requests: pd.DataFrame, cost: ProfiledCost
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """The simulator's own run of the case, by its own clock."""

@@ -23,6 +23,8 @@ from sim.cost.profiled import ProfiledCost
 
 EXPERIMENT = "_experiment.yaml"
 ABOUT, NOTES = "_study.yaml", "_notes.md"
+# errors with the host's pace of each run itself; the rows of a commit that was frozen before the first run
+OWN_HOST, FROZEN = "_own_host.json", "_frozen.json"
 TITLE = "# Fidelity: the same scheduler code on a real GPU and in the simulator"
 
 
@@ -127,11 +129,15 @@ def _study(study: Study, level: str) -> list[str]:
     lines += [_facts(study), ""]
     if study.about:
         lines += [study.about, ""]
-    lines += [_host_note(study.folder)]
+    lines += [_host_note(study.folder), *_frozen_note(study)]
+    own = study.folder / OWN_HOST
+    held = json.loads(own.read_text(encoding="utf-8")) if own.exists() else []
+    more = [("With each run's own host pace", sections.own_host(held))] if held else []
     for title, part in (
         ("Steps (replay)", sections.steps(groups)),
         ("Requests (open and load step)", sections.requests(groups, rows)),
         ("Aims", sections.aims(groups, rows)),
+        *more,
         ("Order of the policies", sections.order(groups)),
         ("Worst launches", sections.worst(groups)),
         ("Pictures", [_shown(group) for group in groups]),
@@ -161,6 +167,27 @@ def _facts(study: Study) -> str:
         f"{study.e.model} on {gpu['name']}{driver}, {requests} requests a run, measured {facts['date']}; made by "
         f"`python -m calib.validate` from `{folder}/`, which holds every launch and every request."
     )
+
+
+def _frozen_note(study: Study) -> list[str]:
+    """How far today's errors are from those by the commit that was frozen before the runs."""
+    path = study.folder / FROZEN
+    if not path.exists():
+        return []
+    frozen = json.loads(path.read_text(encoding="utf-8"))
+    keys = ("policy", "load", "mode", "metric", "of")
+    today = {tuple(row.get(key) for key in keys): row["error"] for row in study.rows}
+    moved = [
+        abs(today[tuple(row.get(key) for key in keys)] - row["error"])
+        for row in frozen["rows"]
+        if row["metric"] in sections.COMPARED and tuple(row.get(key) for key in keys) in today
+    ]
+    return [
+        "",
+        f"By the commit that was frozen before the first run ({frozen['commit']}, rows in `{FROZEN}`) the errors of "
+        f"launches, TTFT and TPOT are the same to {percent(max(moved, default=0.0))}; what has changed in between was "
+        "found elsewhere.",
+    ]
 
 
 def _host_note(folder: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.cost.clock import decode_factor, pass_factor, spent_after
 from sim.cost.step import (
     chunked_pass_s,
     decode_attention_s,
@@ -27,7 +28,6 @@ from sim.cost.step import (
     step_s,
 )
 from sim.engine.cohort import fail, preempt
-from sim.engine.heat import decode_factor, pass_factor, spent_after
 from sim.engine.layout import (
     AHEAD_SPENT,
     BLOCK,

@@ -12,7 +12,9 @@ import yaml
 
 from calib.validate.files import finished
 from calib.validate.hosts import FILE
+from calib.validate.own import own_host
 from calib.validate.page import opened, write_pages
+from calib.validate.sections import COMPARED
 from calib.validate.study import fit_hosts_of
 
 ROOT = Path(__file__).parents[2]
@@ -91,3 +93,21 @@ def test_host_terms_are_those_of_the_runs_set_apart(apart: str, tmp_path: Path) 
         assert numbers == pytest.approx({name: kept[lanes][name] for name in numbers}, rel=1e-3), AGAIN
         # a share that a refit of the prices moves along a flat optimum
         assert terms["gap_cools"] == pytest.approx(kept[lanes]["gap_cools"], abs=0.11), AGAIN
+
+
+def test_errors_with_a_runs_own_host_are_those_of_its_log() -> None:
+    folder = FIDELITY / "long" / "cases"
+    kept = json.loads((folder / "_own_host.json").read_text(encoding="utf-8"))
+    e, cost = opened(folder)
+    for name, row in zip(finished(folder), kept, strict=True):
+        found = own_host(e, cost, folder, name)
+        assert found.keys() == row.keys()
+        for metric in COMPARED:
+            assert found[metric] == pytest.approx(row[metric], abs=SLACK), AGAIN
+
+
+def test_the_frozen_rows_are_told_beside_todays() -> None:
+    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    frozen = json.loads((FIDELITY / "blind" / "cases" / "_frozen.json").read_text(encoding="utf-8"))
+    assert f"frozen before the first run ({frozen['commit']}" in page
+    assert len(frozen["rows"]) > 200

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sim.cost import load_cost
+from sim.cost.clock import decode_factor, pass_factor, spent_after
 from sim.cost.measured_grid import Axis, Grid
 from sim.cost.measured_steps import Composition
 from sim.cost.profiled import ProfiledCost
 from sim.cost.warming import Warming
 from sim.engine import simulate
-from sim.engine.heat import decode_factor, pass_factor, spent_after
 from sim.policies import make_policy
 from sim.workload.workload import Workload
 
