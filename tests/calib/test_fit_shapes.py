@@ -155,3 +155,34 @@ def test_activity_is_compared_for_kernels_that_a_curve_covers(tmp_path: Path, ge
     assert found.what == "gemm qkv, m 512"
     assert float(found.timing.seconds[0]) == pytest.approx(seconds)
     assert (found.sm, found.row["tensor_active"]) == (0.9, 0.7)
+
+
+def test_what_heads_share_stays_between_the_few_sizes_that_were_measured():
+    """A shard's residual is what all heads share, at as many blocks, times its own."""
+    axes = (Axis("q", (16.0, 256.0, 384.0, 512.0, 4096.0)), Axis("h", (0.0, 8192.0), "log2p256"))
+    shared = np.log(np.array([1.0, 1.0, 1.6, 1.0, 1.0]))[:, None, None] * np.ones((1, 2, 1))
+    flat = form_of(GPU, "flat", {"fixed_s": 3e-6, "compute": 0.5, "memory": 0.8, "knee": 0.4}, "measured")
+    curve = MeasuredCurve(flat, {}, "measured", "", pooled=Grid((*axes, Axis("sms", (132.0,))), shared))
+
+    def shape(q, h):
+        return PrefillAttention(np.atleast_1d(q), np.atleast_1d(h), 8, 1, 128, 2, None)
+
+    q, h = (grid.ravel() for grid in np.meshgrid([64, 256, 1024, 2048, 4096, 8192], [0, 1024, 4096]))
+    ones, key = np.ones(len(q)), (8, 1, 128, 2)
+    there = Points(
+        kind="prefill",
+        operator="prefill_attention/fa3",
+        keys=(key,) * len(q),
+        features={"q": q.astype(float), "h": h.astype(float)},
+        sms=132 * ones,
+        clock=ones,
+        seconds=1.25 * curve.timing(shape(q, h), 132).seconds,
+        spread=0 * ones,
+        extra={},
+    )
+    mended = with_tables(curve, there)
+    for size in (300, 1536, 3000):
+        one = shape(size, 1024)
+        alone = curve.timing(one, 132).seconds
+        assert mended.timing(one, 132).seconds == pytest.approx(1.25 * alone, rel=0.02), size
+        assert mended.covered(one, 132)
