@@ -139,7 +139,10 @@ def test_another_gpus_profile_is_part_of_what_was_run() -> None:
         ({"pools": {"decode": {"tp": 3}}}, "tp = 3 does not divide"),
         ({"pools": {"decode": {"power_cap_w": 900}}}, "power_cap_w = 900 has no effect: the TDP"),
         ({"parallel": {"tp": 64}}, "tp = 64 is not modelled"),
-        ({"power_cap_w": 10}, "power_cap_w = 10 is not possible: h100-sxm draws 75 W when idle"),
+        (
+            {"power_cap_w": 10},
+            "power_cap_w = 10 is not possible: the lowest power limit of h100-sxm is 200 W",
+        ),
         (
             {"model": "llama-3.1-70b", "pools": {"prefill": {"tp": 4}}},
             "llama-3.1-70b does not fit on h100-sxm: 79.10 GiB x 0.9 = 71.19 GiB, less 131.42 GiB of weights",
