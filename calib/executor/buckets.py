@@ -74,6 +74,17 @@ def _pieces(works: Sequence[Work], pairs: Sequence[tuple[int, int]]) -> list[Key
     return [(slot, sms, n) for slot, sms in sets for n in reversed(rows)]
 
 
+def eager_passes(works: Sequence[Work], pairs: Sequence[tuple[int, int]] = ()) -> list[Key]:
+    """Passes with prompts that graphs may not hold: row counts that occur, on the sets that they occur on, and one of
+    them on each other prefill set of `pairs`."""
+    passes = [work for work in works if work.chunks]
+    found = {(ASIDE if work.aside else work.lane, work.sms, work.rows) for work in passes}
+    used = {sms for _, sms, _ in found}
+    fewest = min((work.rows for work in passes), default=0)
+    found |= {(PREFILL_LANE, sms, fewest) for sms, _ in pairs if fewest and sms not in used}
+    return sorted(found)
+
+
 def holds(size: int | None, rows: int) -> bool:
     """May a pass of `rows` rows run in graphs for `size`?"""
     return size is not None and rows <= size <= PADDING * row_bucket(rows) + SPARE_ROWS

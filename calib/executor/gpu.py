@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from calib.executor.batch import lay_out
-from calib.executor.buckets import ASIDE, decode_bucket, fitting, holds, row_bucket, wanted
+from calib.executor.buckets import ASIDE, decode_bucket, eager_passes, fitting, row_bucket, wanted
 from calib.executor.flights import Flight, Lane
 from calib.executor.pages import PagePool
 from calib.executor.place import Place
@@ -119,6 +119,11 @@ class GpuDevice:
                     captured += 1
                 except RuntimeError:  # such a pass is launched eagerly
                     refused += 1
+        for slot, sms, rows in eager_passes(works, pairs):
+            place = self._place(slot)
+            in_time = time.perf_counter() - began < CAPTURE_S
+            if in_time and rows <= self.rows and not place.holds(rows):
+                place.touch(self._stream(0 if slot == ASIDE else slot, sms), sms, rows)
         self.torch.cuda.synchronize()
         return {
             "decode_graphs": len(decodes),
@@ -208,9 +213,7 @@ class GpuDevice:
 
     def _plan_prompts(self, place: Place, flight: Flight, work: Work) -> str:
         if work.layers[0] == 0:
-            size = fitting(list(place.sizes), row_bucket(work.rows))
-            if size is None or not holds(size, work.rows):
-                size = work.rows
+            size = place.holds(work.rows) or work.rows
             place.batch = lay_out(work, self.pool, self._last_token, self.lab.model.vocab, size)
             place.forward.tables.send(place.batch)
             place.attention.plan(place.batch, 0, work.fused)

@@ -7,6 +7,7 @@ from typing import Any
 
 from calib.executor.attention import PagedAttention
 from calib.executor.batch import Batch, lay_out
+from calib.executor.buckets import fitting, holds, row_bucket
 from calib.executor.forward import Forward
 from calib.executor.pages import PagePool
 from calib.executor.work import Work
@@ -57,6 +58,11 @@ class Place:
         """Are there graphs of a pass of just so many rows?"""
         return rows in self.pieces.get(sms, ())
 
+    def holds(self, rows: int) -> int:
+        """Rows of the graphs that a pass of `rows` rows may run in; 0 if there are none on any SM set."""
+        size = fitting(list(self.sizes), row_bucket(rows))
+        return size if size is not None and holds(size, rows) else 0
+
     def capture_decodes(self, stream: Any, sms: int, batch: int) -> None:
         """Make the graph of a decode step of `batch` sequences."""
         members = tuple((NOBODY + i, 1) for i in range(batch))
@@ -88,6 +94,19 @@ class Place:
                     graphs.append(self.capture(lambda number=number: self.forward.piece(number, rows)))
                 self.pieces.setdefault(sms, {})[rows] = graphs
                 self.sizes.add(rows)
+        finally:
+            self._pool.release(NOBODY)
+
+    def touch(self, stream: Any, sms: int, rows: int) -> None:
+        """Run the linear layers of a pass of `rows` rows once: a kernel that is loaded at its first launch would wait
+        there for whatever runs beside it."""
+        work = Work(self._slot, sms, (0, 1), ((NOBODY, rows, 0),), (), 0.0, 0.0, False)
+        try:
+            with self._lab.torch.cuda.stream(stream):
+                self.forward.tables.send(lay_out(work, self._pool, {}, self._lab.model.vocab))
+                for number in range(2):
+                    self.forward.piece(number, rows)
+                stream.synchronize()
         finally:
             self._pool.release(NOBODY)
 

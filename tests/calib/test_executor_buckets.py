@@ -11,6 +11,7 @@ from calib.executor.buckets import (
     MOST_PARTITIONS,
     MOST_PIECEWISE,
     decode_bucket,
+    eager_passes,
     fitting,
     holds,
     row_bucket,
@@ -87,3 +88,14 @@ def test_a_pass_is_not_run_in_graphs_for_many_more_rows() -> None:
     assert not holds(512, 400)
     assert not holds(None, 400)
     assert not holds(384, 400)
+
+
+def test_passes_that_may_run_eagerly_are_known_beforehand() -> None:
+    works = [
+        work(chunk=3000, sms=124),
+        work(chunk=3000, sms=124),
+        work(chunk=50),
+        work(decodes=4, lane=1, sms=8),
+    ]
+    assert eager_passes(works, [(124, 8), (100, 32)]) == [(0, 100, 50), (0, 124, 3000), (0, 132, 50)]
+    assert eager_passes(works[3:], [(124, 8)]) == []

@@ -158,6 +158,17 @@ def test_one_device_serves_policies_one_after_the_other(lab: Any) -> None:
     assert pass_by_pass(made, 3) == before
 
 
+def test_a_row_count_without_graphs_is_run_once_beforehand(lab: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("calib.executor.buckets.MOST_ROWS", 32)
+    made = device(lab)
+    touched: list[int] = []
+    place = made._place(0)
+    place.touch = lambda stream, sms, rows, real=place.touch: (touched.append(rows), real(stream, sms, rows))
+    made.prepare([work([(1, 100, 0)]), work([(2, 20, 0)], [(1, 101)])])
+    assert touched == [100]
+    assert made.pool.free == 300
+
+
 def test_pages_come_back_when_they_are_released(lab: Any) -> None:
     made = device(lab)
     pass_by_pass(made, 2)
