@@ -362,7 +362,7 @@ def share(profile: Profile) -> Section | None:
                     for length in (lengths[0], lengths[-1])
                 )
                 told.append(f"in place of {backend.upper()} and decode {text}")
-        lead += f"; with POD, by its price, {', '.join(told)} the layer's speed"
+        lead += f"; the layer with POD, by its price, is faster or slower by a factor: {', '.join(told)}"
     return Section("Attention's share of a mixed layer", f"{lead}.", [table(head, rows, words=2)])
 
 

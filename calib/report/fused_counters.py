@@ -97,7 +97,8 @@ def joules(profile: Profile) -> Section | None:
         return None
     energy, time = (sum(values) / len(saved) for values in zip(*saved, strict=True)) if saved else (0.0, 0.0)
     lead = (
-        f"BatchPOD takes {ratio(energy)} of the joules of separate FA2 kernels in {ratio(time)} of their time "
+        f"BatchPOD takes {ratio(energy)} of the joules of separate FA2 kernels in {ratio(time)} of their time (n = "
+        f"{len(saved)}) "
         "(POD-Attention, section 5: 0.80 of the joules on average on an A100)."
     )
     head = ("chunk on history, decodes × context", "how", "µs, hot", "W", "MHz", "mJ", "of FA2-serial")
