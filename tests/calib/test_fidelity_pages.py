@@ -34,39 +34,51 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages of today."""
-    out = tmp_path_factory.mktemp("fidelity")
-    write_pages(STUDIES, out)
-    return out
-
-
 def rows(path: Path) -> dict[tuple[str, ...], Any]:
     found = json.loads(path.read_text(encoding="utf-8"))["rows"]
     keys = ("study", "policy", "load", "mode", "of", "metric")
     return {tuple(str(row.get(key)) for key in keys): row for row in found}
 
 
-def test_the_json_says_what_the_logs_say(made: Path) -> None:
-    today, kept = rows(made / "fidelity.json"), rows(ROOT / "docs" / "fidelity.json")
+def compare(today: dict[tuple[str, ...], Any], kept: dict[tuple[str, ...], Any]) -> None:
     assert today.keys() == kept.keys(), AGAIN
     for key, row in today.items():
         assert row["real"] == pytest.approx(kept[key]["real"], rel=1e-6), AGAIN
         assert row["real_spread"] == kept[key]["real_spread"], AGAIN
-        assert row["error"] == pytest.approx(kept[key]["error"], abs=SLACK), f"{key}: {AGAIN}"
+        # a tail is a single request or launch, which a small change may move past others
+        slack = SLACK if "p9" not in key[-1] else 2 * SLACK
+        assert row["error"] == pytest.approx(kept[key]["error"], abs=slack), f"{key}: {AGAIN}"
 
 
-def test_the_page_has_the_same_tables_and_pictures(made: Path) -> None:
-    today, kept = ((folder / "fidelity.md").read_text(encoding="utf-8") for folder in (made, ROOT / "docs"))
+def test_the_smaller_studies_say_what_their_logs_say(tmp_path: Path) -> None:
+    today = {}
+    for folder in STUDIES[2:]:
+        write_pages(folder, tmp_path)
+        today |= rows(tmp_path / "fidelity.json")
+    of_these = {key[0] for key in today}
+    compare(today, {k: row for k, row in rows(ROOT / "docs" / "fidelity.json").items() if k[0] in of_these})
+
+
+@pytest.mark.slow
+def test_every_study_and_the_page_say_what_the_logs_say(tmp_path: Path) -> None:
+    write_pages(STUDIES, tmp_path)
+    compare(rows(tmp_path / "fidelity.json"), rows(ROOT / "docs" / "fidelity.json"))
+    today, kept = (
+        (folder / "fidelity.md").read_text(encoding="utf-8") for folder in (tmp_path, ROOT / "docs")
+    )
     heads = [line for line in today.splitlines() if line.startswith("#")]
     assert heads == [line for line in kept.splitlines() if line.startswith("#")], AGAIN
+    assert re.findall(r"fidelity-img/[^)]+", kept) == re.findall(r"fidelity-img/[^)]+", today), AGAIN
+
+
+def test_the_page_has_its_notes_and_pictures() -> None:
+    page = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
     for folder in STUDIES:
         notes = folder / "_notes.md"
         if finished(folder) and notes.exists():
-            assert notes.read_text(encoding="utf-8").strip() in kept, AGAIN
-    pictures = set(re.findall(r"fidelity-img/[^)]+", kept))
-    assert pictures == set(re.findall(r"fidelity-img/[^)]+", today)), AGAIN
+            assert notes.read_text(encoding="utf-8").strip() in page, AGAIN
+    pictures = set(re.findall(r"fidelity-img/[^)]+", page))
+    assert len(pictures) > 20
     assert all((ROOT / "docs" / name).is_file() for name in pictures)
 
 
