@@ -3,9 +3,9 @@
 The rule (`sim.cost.energy`): clocked joules follow a power of the clock as the voltage does, DRAM's joules and the
 watts of time do not follow it, and time follows the curve at that clock. So a GEMM, whose time is inverse to the clock,
 saves watts fast, while a kernel that waits for memory keeps its speed until the joules of the bytes alone are too many
-for the cap: then it is slowed until they fit. Splitwise (arXiv:2311.18677 section 3.6, and perf_model.csv of its simulator)
-found prompts of Llama2-70B on eight H100s 1.3 times as long at 350 of 700 W, and decode steps unchanged; the rule gives
-1.17 and 1.00 there.
+for the cap: then it is slowed until they fit. Splitwise (arXiv:2311.18677 section 3.6, and perf_model.csv of its
+simulator) found prompts of Llama2-70B on eight H100s 1.3 times as long at 350 of 700 W, and decode steps unchanged; the
+rule gives 1.17 and 1.00 there.
 """
 
 from __future__ import annotations
