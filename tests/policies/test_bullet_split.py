@@ -91,14 +91,15 @@ def test_the_balanced_split_is_found_directly(estimator: str, balance: str) -> N
             w.r.policy_i[ASKED] = 0
             found[name] = balanced(w.q, w.r, w.a, w.b, w.y, w.ki)
             spent += w.r.policy_i[ASKED] if name == "closed_form" else 0
-        assert abs(found["closed_form"] - found["exhaustive"]) <= 1, (state, limits)
         w = by["exhaustive"]
         ratios = [
             max(prefill_ratio(w.q, w.r, w.a, w.b, w.y, w.ki, s), decode_ratio(w.r, w.b, w.y, w.ki, s))
             for s in range(w.ki[SPLITS])
         ]
         assert ratios[found["exhaustive"]] == min(ratios)
-        assert ratios[found["closed_form"]] <= 1.1 * min(ratios)
+        # some splits apart only where these do not differ
+        near = 1.1 if abs(found["closed_form"] - found["exhaustive"]) <= 1 else 1.002
+        assert ratios[found["closed_form"]] <= near * min(ratios), (state, limits)
     assert spent <= 200 * 5
 
 
