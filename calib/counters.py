@@ -107,9 +107,8 @@ def run(limit_s: float = float("inf"), model: str = "llama-3.1-8b") -> None:
             try:
                 kernel.prepare(arena)
                 kernel.run(0)
-            except (
-                Exception
-            ) as error:  # whatever a library raises: the shape has no kernels, and the run goes on
+            # whatever a library raises: the shape has no kernels, and the run goes on
+            except Exception as error:
                 print(f"{point}: {type(error).__name__}: {error}", file=sys.stderr)
                 kernel = None
             stream.synchronize()

@@ -7,5 +7,3 @@ US = 1e-6
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-TERA = 1e12
-GIGA = 1e9

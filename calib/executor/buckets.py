@@ -14,10 +14,8 @@ COARSE = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MOST_GRAPHS = 60  # of the SM sets used most
 MOST_PIECEWISE = 480  # row counts x SM sets
 MOST_ROWS = 2048  # larger passes keep the GPU longer than the host needs to launch every kernel
-PADDING, SPARE_ROWS = (
-    1.125,
-    16,
-)  # a pass is not run in a graph for more rows than this times its own, and these
+# a pass is not run in a graph for more rows than this times its own, and these
+PADDING, SPARE_ROWS = 1.125, 16
 HEADROOM = 1.5  # batches grow beyond a dry run's where the device is slower than its tables
 ASIDE = 2  # slot of passes in front of a parked one
 

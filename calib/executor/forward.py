@@ -8,7 +8,7 @@ a CUDA graph; attention reads the page tables of the step.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from calib.arena import Arena
 from calib.executor.batch import Batch
@@ -65,16 +65,6 @@ class Where:
         self.indptr = tables.view("indptr", sequences + 1)
         self.last_page_len = tables.view("last_page_len", sequences)
         self.indices = tables.view("indices", pages)
-
-
-class Attention(Protocol):
-    """Attention of a batch over paged keys and values."""
-
-    def plan(self, batch: Batch, padded_decodes: int, fused: bool) -> None:
-        """Host work once a step. `padded_decodes` > 0: decodes in a graph for that many; `fused`: in one kernel."""
-
-    def run(self, layer: int, q: Any, out: Any) -> None:
-        """Attention of the batch's rows of q [rows, heads, d] into out."""
 
 
 class Forward:

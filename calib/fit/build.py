@@ -44,7 +44,6 @@ from sim.errors import SimctlError
 CURVES, CONTENTION, FUSED, ERRORS = "curves.json", "contention.json", "fused.json", "errors.json"
 COLLECTIVES = "collectives.json"
 ACTIVITY = "activity.json"
-BY_FOLD = "rows"  # the fold that headline errors are of, until a run of its own was measured
 # what a reader of the error table has to know
 NOTES = (
     "The first held-out run (770 random points on another GPU of the same kind) was scored at decode attention 7.8 %, "

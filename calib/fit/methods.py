@@ -45,9 +45,6 @@ class Predictor(Protocol):
         ...
 
 
-Method = Callable[[Points], Predictor]
-
-
 @dataclass(frozen=True)
 class FittedCurve:
     """A measured curve as a predictor; `form` is kept for refits and for the profile's record."""
@@ -62,6 +59,15 @@ class FittedCurve:
             part = points.take(mask)
             found[mask] = self.curve.timing(part.shape(key), part.sms, part.clock).seconds  # type: ignore[arg-type]
         return found
+
+
+def answers(curve: MeasuredCurve, points: Points) -> Floats:
+    """Seconds by the curve, at the profile's clock."""
+    found = np.zeros(len(points))
+    for key, mask in points.groups().items():
+        part = points.take(mask)
+        found[mask] = curve.timing(part.shape(key), part.sms).seconds  # type: ignore[arg-type]
+    return found
 
 
 def axes_of(points: Points, most: int = 400) -> tuple[Axis, ...]:

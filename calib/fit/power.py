@@ -39,10 +39,8 @@ LONG_GAP_S = 0.1
 BACKEND = "fa3"
 SEARCHED_S = (0.12, 0.2)  # of a phase: where the clock has settled for now; until when it is looked at
 STEP_SEEN = 0.02
-BUSY, BELOW = (
-    0.2,
-    0.95,
-)  # runs with pauses: least share of the time busy; mean watts, of the limit, that it leaves alone
+# runs with pauses: least share of the time busy; mean watts, of the limit, that it leaves alone
+BUSY, BELOW = 0.2, 0.95
 
 
 @dataclass(frozen=True)

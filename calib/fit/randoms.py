@@ -12,7 +12,8 @@ from calib.fit.composition import composed
 from calib.fit.contention import predict as predict_pairs
 from calib.fit.contention import read_corun
 from calib.fit.folds import errors
-from calib.fit.points import Points, operator_points, read_rows
+from calib.fit.methods import answers
+from calib.fit.points import operator_points, read_rows
 from calib.fit.skew import ragged
 from calib.fit.steps import Steps
 from sim.cost.gpu import GpuSpec
@@ -38,15 +39,6 @@ def held_out_folders(profile: Path) -> dict[str, Path]:
     return found
 
 
-def curve_seconds(curve: MeasuredCurve, points: Points) -> Any:
-    """A curve's answers for points."""
-    found = np.zeros(len(points))
-    for key, mask in points.groups().items():
-        part = points.take(mask)
-        found[mask] = curve.timing(part.shape(key), part.sms).seconds  # type: ignore[arg-type]
-    return found
-
-
 def operator_errors(folder: Path, gpu: GpuSpec, curves: Mapping[str, MeasuredCurve]) -> dict[str, Any]:
     """Errors of the solo operators of a folder's random shapes."""
     record: dict[str, Any] = {}
@@ -54,7 +46,7 @@ def operator_errors(folder: Path, gpu: GpuSpec, curves: Mapping[str, MeasuredCur
         curve = curves.get(operator)
         if curve is None:
             continue
-        predicted = curve_seconds(curve, points)
+        predicted = answers(curve, points)
         record[operator] = errors(predicted, points.seconds)
         if 0 < (whole := points.sms == gpu.sms).sum() < len(points):
             record[f"{operator} (whole GPU)"] = errors(predicted[whole], points.seconds[whole])

@@ -18,7 +18,7 @@ import numpy as np
 
 from calib.fit.folds import errors, robust_sd
 from calib.fit.forms import Form, fit_form, form_seconds, thinned
-from calib.fit.methods import PLAIN, axes_of
+from calib.fit.methods import PLAIN, answers, axes_of
 from calib.fit.points import Floats, Mask, Points, merged, operator_points, read_rows
 from calib.fit.surface import Smoothness, fit_grid
 from sim.cost.gpu import GpuSpec
@@ -222,15 +222,6 @@ def _wide(own: Points, points: Points, gpu: GpuSpec, start: Form) -> MeasuredCur
 def _octaves(name: str, values: Floats) -> Axis:
     low, high = int(np.floor(np.log2(values.min()))), int(np.ceil(np.log2(values.max())))
     return Axis(name, tuple(2.0**power for power in range(low, max(high, low + 1) + 1)))
-
-
-def answers(curve: MeasuredCurve, points: Points) -> Floats:
-    """Seconds by the curve, at the profile's clock."""
-    found = np.zeros(len(points))
-    for key, mask in points.groups().items():
-        part = points.take(mask)
-        found[mask] = curve.timing(part.shape(key), part.sms).seconds  # type: ignore[arg-type]
-    return found
 
 
 def without_shapes(curve: MeasuredCurve, record: Mapping[str, Any]) -> MeasuredCurve:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from calib.fit.folds import errors
-from calib.fit.points import Floats, read_rows
+from calib.fit.points import Floats
 from calib.kernels.tickets import ALONE, LOOP_BYTES, works
 from calib.sweeps.power import BESIDE_SEED, MIXES
 from sim.cost.cta_events import CtaRates, Launch, spans
@@ -125,12 +124,6 @@ def _fit(rows: pd.DataFrame, start: TicketTerms, names: Sequence[str]) -> Ticket
 
     found = least_squares(off, first, loss="soft_l1", f_scale=0.02, diff_step=1e-2, max_nfev=7)
     return terms(found.x)
-
-
-def whole_rows(folder: Path, sms: int) -> pd.DataFrame:
-    """Rows of the ticket sweep on all SMs."""
-    rows = read_rows(folder, "tickets")
-    return rows[rows["sms"] == sms].reset_index(drop=True) if len(rows) else rows
 
 
 def mix_errors(rows: pd.DataFrame, terms: TicketTerms) -> dict[str, Any]:

@@ -19,11 +19,8 @@ from sim.workload.workload import Workload
 
 FLAT, STEP = "open", "load_step"
 CAPACITY_REQUESTS = 2000
-STEP_FACTOR, STEP_AT, STEP_LASTS = (
-    1.5,
-    0.3,
-    0.25,
-)  # a load step: factor; start and length as shares of the span
+# a load step: factor; start and length as shares of the span
+STEP_FACTOR, STEP_AT, STEP_LASTS = 1.5, 0.3, 0.25
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,12 @@ from sim.policies import make_policy
 from sim.study.plan import Setting
 from sim.workload.workload import Workload
 
-WARM_REQUESTS, WARM_TOKENS, WARM_PROMPTS = (
-    24,
-    24,
-    40_000,
-)  # requests, output tokens of each, prompt tokens in all
+# requests, output tokens of each, prompt tokens in all
+WARM_REQUESTS, WARM_TOKENS, WARM_PROMPTS = 24, 24, 40_000
 WARM_FOR_S = 20.0  # a chip that has served until so lately is warm
 MARGIN_S = 10.0  # a case is not begun with less time left than its span and this
-BROKEN = (
-    "_broken.json"  # cases that ended in an error, and the one that runs: if the process dies it is skipped
-)
+# cases that ended in an error, and the one that runs: if the process dies it is skipped
+BROKEN = "_broken.json"
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "max_new_tokens", "slo_class", "priority")
 
 

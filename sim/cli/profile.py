@@ -11,7 +11,6 @@ import click
 from sim.errors import SimctlError
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-NAME_HELP = "a built-in profile or the folder of one"
 
 
 @click.group(context_settings=SETTINGS)

@@ -73,11 +73,6 @@ def _row_tiles(tokens: bytes, experts: int, chosen: int, skew: float, tile: int)
     return tiles
 
 
-def hottest_share(experts: int, chosen: int, skew: float) -> float:
-    """Rows of the most popular expert over those of the mean one, over many tokens."""
-    return max(chance for chance, _ in chances(experts, chosen, skew)) * experts / chosen
-
-
 def _table(experts: int, chosen: int, skew: float) -> tuple[Floats, Floats]:
     found = np.array(chances(experts, chosen, skew))
     return found[:, 0], found[:, 1]

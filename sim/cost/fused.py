@@ -205,9 +205,8 @@ def modelled_ratios(
                 fused[:, i, j, n] = run.seconds - fixed, fixed
                 serial[:, i, j, n] = sum(apart) - 2 * terms.launch_s, 2 * terms.launch_s
     at = np.array(keys, dtype=np.float64)
-    apart_by = (
-        np.clip(np.log2(at[:, None] / at[None, :]), -DOUBLINGS, DOUBLINGS) + DOUBLINGS
-    )  # (keys, context)
+    # (keys, context)
+    apart_by = np.clip(np.log2(at[:, None] / at[None, :]), -DOUBLINGS, DOUBLINGS) + DOUBLINGS
     low = np.minimum(apart_by.astype(np.int64), len(doublings) - 2)
     part = (apart_by - low)[None, :, None, :]
 

@@ -116,8 +116,3 @@ def fused_run(terms: CtaTerms, mode: AttentionMode, shape: MixedShape) -> FusedR
         prefill_splits=grid.prefill_splits,
         decode_splits=grid.decode_splits,
     )
-
-
-def mode_ratio(terms: CtaTerms, mode: AttentionMode, shape: MixedShape) -> float:
-    """Seconds of the mode over those of separate kernels."""
-    return fused_run(terms, mode, shape).seconds / sum(serial_s(terms, shape))

@@ -51,17 +51,6 @@ Form = RooflineCurve | FlatCurve | BlocksCurve
 KINDS: dict[type, str] = {RooflineCurve: "waves", FlatCurve: "flat", BlocksCurve: "blocks"}
 
 
-def shape_kind(shape: Shape) -> str:
-    """Key of `FEATURES` for a shape."""
-    if isinstance(shape, Gemm):
-        return "gemm"
-    if isinstance(shape, Experts):
-        return "experts"
-    if isinstance(shape, Elementwise):
-        return "elementwise"
-    return "prefill" if isinstance(shape, PrefillAttention) else "decode"
-
-
 def constants(shape: Shape) -> Key:
     """What is fixed in a shape for one operator of one model: (n, k), experts, bytes per row, or heads.
 

@@ -46,9 +46,8 @@ COLUMNS = (
 BACKENDS = ("fa2", "fa3", "pod")
 LAUNCHES = ("graph", "eager")
 POD, POD_BATCHED = "pod", "batch_pod"  # variants of the surface, for one chunk and for several
-SPEC_SD = (
-    0.2  # relative error of a curve that nothing was measured for: the spec profile's, see `profile diff`
-)
+# relative error of a curve that nothing was measured for: the spec profile's, see `profile diff`
+SPEC_SD = 0.2
 CONTENTION_SD = 0.05  # of a measured surface on splits that it has not seen
 SMALL_SHARE = 0.01  # parts of a step below this share leave its label alone
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.cost.experts import row_tiles
 from sim.cost.gpu import GpuSpec
-from sim.cost.operators import causal_pairs, decode_keys, flops, hbm_bytes
+from sim.cost.operators import causal_pairs, decode_keys, hbm_bytes
 from sim.cost.shapes import (
     DecodeAttention,
     Elementwise,
@@ -209,11 +209,6 @@ class RooflineCurve:
     def _elementwise(self, shape: Elementwise, sms: int, clock: float) -> tuple[Floats, Floats]:
         rows = np.asarray(shape.rows)
         return hbm_bytes(shape) / self.bandwidth(sms, clock), np.minimum(rows, sms) / sms
-
-
-def tensor_sm_s(shape: Shape, gpu: GpuSpec) -> Floats:
-    """SM-seconds in which tensor cores would be busy at the data sheet's rate."""
-    return flops(shape) / (gpu.peak_flops / gpu.sms)
 
 
 def roofline(terms: Mapping[str, Any], where: str) -> Roofline:

@@ -124,9 +124,8 @@ class Wire:
     receiver: int
     deliver: Callable[[Any], None]
     busy_s: float = 0.0
-    _queue: list[tuple[float, int, Any, float]] = field(
-        default_factory=list
-    )  # (level if through, number, key, floor)
+    # (level if through, number, key, floor)
+    _queue: list[tuple[float, int, Any, float]] = field(default_factory=list)
     _level: float = 0.0  # bytes that each transfer under way has been sent since the wire was last empty
     _since_s: float = 0.0
     _free_s: float = 0.0

@@ -61,9 +61,8 @@ class Routing:
     def __init__(self, replicas: Sequence[ReplicaProcess], choose: Callable[[Sequence[int]], int]) -> None:
         self._replicas, self._choose = [Watched(replica) for replica in replicas], choose
         self._held = [0] * len(replicas)
-        self._due: list[
-            tuple[float, int]
-        ] = []  # (time before which nobody leaves, replica), overtaken ones among them
+        # (time before which nobody leaves, replica), overtaken ones among them
+        self._due: list[tuple[float, int]] = []
 
     def route(self, arrivals: Iterable[tuple[int, float]], routed: Callable[[int, int], None]) -> None:
         """Every request of `arrivals`, with its time, in order; `routed(i, k)` is told of each."""

@@ -104,7 +104,8 @@ def _runs(steps: pd.DataFrame, requests: pd.DataFrame) -> Iterator[tuple[str, pd
         return
     # NaN is the rate of a run without one, and equal to itself here
     parts = dict(list(steps.groupby(keys, sort=False, dropna=False)))
-    of_run = {_same(key): frame for key, frame in parts.items()}
+    # columns that only other runs have are NaN here
+    of_run = {_same(key): frame.dropna(axis="columns", how="all") for key, frame in parts.items()}
     for key, own in requests.groupby(keys, sort=False, dropna=False):
         first = own.iloc[0]
         title = ""

@@ -29,7 +29,6 @@ COLUMNS = (
     "priority",
     "session_id",
 )
-OPTIONAL = (*COLUMNS[3:], "prefix_hashes")
 ON_ZERO = ("drop", "clamp")
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from calib.fit.activity import read_counted
+from calib.fit.methods import answers
 from calib.fit.points import Points, merged, operator_points
-from calib.fit.shapes import answers, clause, other_points, with_shapes, with_tables, without_shapes
+from calib.fit.shapes import clause, other_points, with_shapes, with_tables, without_shapes
 from calib.rows import frame, row, write_table
 from sim.cost.gpu import load_gpu
 from sim.cost.measured import MeasuredCurve, curve_data, curve_from_data, form_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.cost import load_cost
-from sim.cost.contention import slowdown_factors
-from sim.cost.shapes import Demand, Gemm, Launch
+from sim.cost.contention import slowdown_arrays
+from sim.cost.shapes import Gemm, Launch
 from sim.cost.spec import RooflineCurve
 from sim.errors import SimctlError
 
@@ -49,18 +50,23 @@ def test_a_curve_that_must_not_be_left_raises():
         cost.solo(LARGE)
 
 
-shares = st.floats(0, 1)
-demands = st.builds(Demand, hbm=shares, l2=shares, tensor=shares, power=shares)
+demands = st.floats(0, 1)
+
+
+def factors(a, b, split, overlap=0):
+    """Factors on two launches by their shares of the bandwidth, the second idle if it draws none."""
+    sides = ((np.array([one]), np.array([one > 0])) for one in (a, b))
+    return tuple(float(found[0, 0]) for found in slowdown_arrays(*sides, split, overlap))
 
 
 @given(demands, demands, st.integers(8, 124))
 def test_a_neighbour_never_helps_and_an_idle_one_costs_nothing(a, b, sms):
     split = (sms, 132 - sms)
-    fa, fb = slowdown_factors(a, b, split)
+    fa, fb = factors(a, b, split)
     assert fa >= 1
     assert fb >= 1
-    assert slowdown_factors(b, a, split[::-1]) == (fb, fa)
-    assert slowdown_factors(a, Demand(0, 0, 0, 0), split, overlap=8)[0] == 1
+    assert factors(b, a, split[::-1]) == (fb, fa)
+    assert factors(a, 0.0, split, overlap=8)[0] == 1
 
 
 def test_two_streams_slow_each_other_and_a_gemm_hardly_notices():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from calib.fit.points import read_rows
 from calib.fit.tickets import (
     RULES,
     TicketTerms,
@@ -15,7 +16,6 @@ from calib.fit.tickets import (
     fitted_rows,
     mix_errors,
     predicted_s,
-    whole_rows,
 )
 from calib.sweeps.power import MIXES
 
@@ -26,7 +26,8 @@ PROFILE = Path(str(files("calib").joinpath("profiles/h200-sxm")))
 def rows() -> Any:
     if not (PROFILE / "measurements" / "tickets.csv.gz").is_file():
         pytest.skip("the profile of the H200 has no measurements of CTAs")
-    return whole_rows(PROFILE, 132)
+    rows = read_rows(PROFILE, "tickets")
+    return rows[rows["sms"] == 132].reset_index(drop=True)
 
 
 @pytest.fixture(scope="module")

@@ -154,6 +154,19 @@ def test_runs_in_one_frame_become_processes_of_their_own(run: RunRecords) -> Non
     assert set(ids.values()) == {1}
 
 
+def test_columns_of_other_runs_are_left_out(run: RunRecords) -> None:
+    """A policy that tells the reason of its splits, beside one that has none."""
+    assert run.steps is not None
+    told = run.steps.assign(run=0, policy="a", split_reason="fits", lent_sm_s=0.0)
+    frames = [told, run.steps.assign(run=1, policy="b")]
+    requests = [run.requests.assign(run=k, policy=name) for k, name in enumerate("ab")]
+    found = list(events(pd.concat(frames), pd.concat(requests)))
+    slices = [e["args"] for e in found if e["ph"] == "X"]
+    first, second = slices[: len(run.steps)], slices[len(run.steps) :]
+    assert {args.pop("split") for args in first} == {"fits"}
+    assert second == first
+
+
 def test_a_failure_leaves_no_file(run: RunRecords, tmp_path: Path) -> None:
     assert run.steps is not None
     with pytest.raises(KeyError):
