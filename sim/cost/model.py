@@ -28,6 +28,7 @@ ARCHITECTURES = (
     "Qwen2MoeForCausalLM",
     "Qwen3MoeForCausalLM",
 )
+MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 QUANTIZATIONS = ("fp8",)
 MAYBE_NONE = ("learned_positions", "experts", "experts_per_token", "shared_ffn")  # counts that may be 0
@@ -243,7 +244,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelS
     opt = kind == "opt" or "OPTForCausalLM" in (config.get("architectures") or ())
     hidden = _whole(config, "hidden_size", where)
     q_heads = _whole(config, "num_attention_heads", where)
-    head_dim = config.get("head_dim") or hidden // q_heads
+    head_dim = _perhaps(config, "head_dim", where) or hidden // q_heads
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise SimctlError(f"{where}: dtype '{dtype}' is not modelled; use one of {', '.join(DTYPE_BYTES)}.")
@@ -254,7 +255,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelS
         layers=_whole(config, "num_hidden_layers", where),
         hidden=hidden,
         q_heads=q_heads,
-        kv_heads=config.get("num_key_value_heads") or q_heads,
+        kv_heads=_perhaps(config, "num_key_value_heads", where) or q_heads,
         head_dim=head_dim,
         **_ffn(config, where, opt),
         vocab=_whole(config, "vocab_size", where),
@@ -266,12 +267,15 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> ModelS
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         rope=not opt,
         learned_positions=max_context + 2 if opt else 0,
-        window=(config.get("sliding_window") or None) if windowed else None,
+        window=(_perhaps(config, "sliding_window", where) or None) if windowed else None,
         dtype=dtype,
         source=where,
     )
     spec = _checked(spec, where)
-    return _with_quantization(spec, config.get("quantization_config") or {}, where)
+    found = config.get("quantization_config") or {}
+    if not isinstance(found, Mapping):
+        raise SimctlError(f"{where}: 'quantization_config' must be a mapping, not {found!r}.")
+    return _with_quantization(spec, found, where)
 
 
 def _with_quantization(spec: ModelSpec, found: Mapping[str, Any], where: str) -> ModelSpec:
@@ -289,7 +293,10 @@ def _with_quantization(spec: ModelSpec, found: Mapping[str, Any], where: str) ->
 
 def _ffn(config: Mapping[str, Any], where: str, opt: bool) -> dict[str, Any]:
     """The FFN's keys of a ModelSpec; of a mixture those of one expert."""
-    found = [key for key in EXPERT_KEYS if (config.get(key) or 0) > 1]
+    found = [key for key in EXPERT_KEYS if _perhaps(config, key, where) > 1]
+    named = next((name for name in config["architectures"] if name in MIXTURES), None)
+    if named and all(config.get(key) is None for key in EXPERT_KEYS):
+        raise SimctlError(f"{where}: {named} needs its number of experts (one of {', '.join(EXPERT_KEYS)}).")
     if not found:
         return {"ffn": _whole(config, "ffn_dim" if opt else "intermediate_size", where)}
     if (config.get("decoder_sparse_step") or 1) != 1 or config.get("mlp_only_layers"):
@@ -301,12 +308,14 @@ def _ffn(config: Mapping[str, Any], where: str, opt: bool) -> dict[str, Any]:
     chosen = _whole(config, "num_experts_per_tok", where)
     if chosen > experts:
         raise SimctlError(f"{where}: num_experts_per_tok = {chosen} exceeds the {experts} experts.")
-    wide = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
+    # Mixtral's experts are as wide as the FFN that they stand for; others name their width
+    own = config.get("moe_intermediate_size") or named not in (None, "MixtralForCausalLM")
+    wide = "moe_intermediate_size" if own else "intermediate_size"
     return {
         "ffn": _whole(config, wide, where),
         "experts": experts,
         "experts_per_token": chosen,
-        "shared_ffn": config.get("shared_expert_intermediate_size") or 0,
+        "shared_ffn": _perhaps(config, "shared_expert_intermediate_size", where),
     }
 
 
@@ -314,6 +323,8 @@ def _refuse_other_architectures(config: Mapping[str, Any], where: str) -> None:
     if config.get("kv_lora_rank"):
         raise SimctlError(f"{where}: multi-head latent attention (kv_lora_rank) is not modelled.")
     named = config.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise SimctlError(f"{where}: 'architectures' must be a list of names, not {named!r}.")
     if not any(name in ARCHITECTURES for name in named):
         raise SimctlError(
             f"{where}: architecture {', '.join(named) or '(none named)'} is not modelled; "
@@ -325,6 +336,16 @@ def _whole(config: Mapping[str, Any], key: str, where: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SimctlError(f"{where}: '{key}' must be a whole number above 0, not {value!r}.")
+    return value
+
+
+def _perhaps(config: Mapping[str, Any], key: str, where: str) -> int:
+    """A whole number, 0 where the key is missing or null."""
+    value = config.get(key)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SimctlError(f"{where}: '{key}' must be a whole number of 0 or more, not {value!r}.")
     return value
 
 

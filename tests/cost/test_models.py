@@ -45,6 +45,13 @@ QWEN3 = {
     "use_sliding_window": False,
     "dtype": "bfloat16",
 }
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
 OPT = {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
@@ -124,6 +131,17 @@ def test_every_builtin_has_a_source_and_whole_groups():
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq are not modelled"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"num_key_value_heads": 5}, "no multiple"),
+        ({"num_key_value_heads": "4"}, "'num_key_value_heads' must be a whole number of 0 or more, not '4'"),
+        ({"head_dim": 128.5}, "'head_dim' must be a whole number"),
+        ({"sliding_window": "4096"}, "'sliding_window' must be a whole number"),
+        ({"num_experts": "128"}, "'num_experts' must be a whole number"),
+        ({"num_local_experts": [8]}, "'num_local_experts' must be a whole number"),
+        ({**MOE, "shared_expert_intermediate_size": -1}, "'shared_expert_intermediate_size' must be a whole"),
+        ({"quantization_config": "fp8"}, "'quantization_config' must be a mapping, not 'fp8'"),
+        ({"architectures": "LlamaForCausalLM"}, "'architectures' must be a list of names"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "'architectures' must be a list of names"),
+        ({**MOE, "num_experts": None}, "Qwen3MoeForCausalLM needs its number of experts"),
+        ({**MOE, "moe_intermediate_size": None}, "'moe_intermediate_size' must be a whole number above 0"),
     ],
 )
 def test_other_configurations_are_refused_with_the_key(change, message):
