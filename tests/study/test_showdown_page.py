@@ -1,4 +1,4 @@
-"""The page of the showdown is made from result files: every policy, the best of each rate, the winner and its losers."""
+"""The page of the showdown is made from result files: every policy, the best of each rate, the winner, SM time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from sim.cli import main
 
@@ -32,8 +31,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         "--no-report",
         "-q",
     ]
-    ended = CliRunner().invoke(main, study)
-    assert ended.exit_code == 0, ended.output
+    with pytest.raises(SystemExit) as left:
+        main(study)
+    assert not left.value.code
     spec = importlib.util.spec_from_file_location("showdown", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
