@@ -17,12 +17,13 @@ from sim.cost.collectives import COLLECTIVES
 from sim.cost.collectives_predict import KINDS as BETWEEN_GPUS
 from sim.cost.collectives_predict import TRANSFER, beside_factor, collective_row, transfer_row
 from sim.cost.fused_ctas import FusedShape, Heads
+from sim.cost.keyed import Keyed
 from sim.cost.launching import LAYER_KERNELS, Launching, layer_launches
 from sim.cost.measured import MeasuredCurve
 from sim.cost.measured_fused import FusedSurface
-from sim.cost.model import ModelSpec, load_model
-from sim.cost.operators import decode_shape, effective_longest, prefill_shape
+from sim.cost.model import load_model
 from sim.cost.parallel import EXTRAPOLATED_SD, GroupCurve, shard, with_group
+from sim.cost.predict_rows import launch_of, numbers, one_of, product_of, shape_of, whole
 from sim.cost.profile import CurveProfile
 from sim.cost.profiled import ProfiledCost
 from sim.cost.quantised import with_weights
@@ -90,9 +91,9 @@ class Predictor:
         kind = row.get("kind", "")
         if kind not in KINDS:
             raise SimctlError(f"{where}: kind '{kind}' is none of {', '.join(KINDS)}.{nearest(kind, KINDS)}")
-        backend = _one_of(row, "attention", BACKENDS, where)
-        mode = _one_of(row, "launch", LAUNCHES, where) or "graph"
-        sms = _whole(row, "sms", where) or self.profile.gpu.sms
+        backend = one_of(row, "attention", BACKENDS, where)
+        mode = one_of(row, "launch", LAUNCHES, where) or "graph"
+        sms = whole(row, "sms", where) or self.profile.gpu.sms
         if not 0 < sms <= self.profile.gpu.sms:
             return refused(f"{sms} SMs: {self.profile.gpu.name} has {self.profile.gpu.sms}")
         if kind in BETWEEN_GPUS:
@@ -100,7 +101,7 @@ class Predictor:
         fused = kind == "fused_attention" or backend == "pod"
         if fused and self.profile.fused is None:
             return refused("no curve for fused attention")
-        tp = _whole(row, "tp", where) or 1
+        tp = whole(row, "tp", where) or 1
         if kind == "fused_attention":
             return self._mixed(self._cost(row, "", tp, mode), row, sms, backend, where)
         if fused and kind != "step":
@@ -120,17 +121,23 @@ class Predictor:
     def _cost(self, row: Mapping[str, str], backend: str, tp: int, mode: str) -> ProfiledCost:
         # without a group nothing but host time tells a captured launch from an eager one
         launch = mode if tp > 1 else "eager"
-        return _cost_of(_Held(self.profile), row.get("model") or self.default_model, backend, tp, launch)
+        return _cost_of(
+            Keyed(self.profile, self.profile.content_hash),
+            row.get("model") or self.default_model,
+            backend,
+            tp,
+            launch,
+        )
 
     def _between_gpus(self, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
         """A collective, or KV from one GPU to another."""
-        size = _whole(row, "bytes", where)
+        size = whole(row, "bytes", where)
         if not size:
             raise SimctlError(f"{where}: a row of kind {kind} needs bytes above 0.")
         if kind == TRANSFER:
             found = transfer_row(self.profile, size)
         else:
-            gpus = _whole(row, "gpus", where) or _whole(row, "tp", where) or 2
+            gpus = whole(row, "gpus", where) or whole(row, "tp", where) or 2
             found = collective_row(self.profile, kind, size, gpus, mode, sms)
         if isinstance(found, str):
             return refused(found)
@@ -142,8 +149,8 @@ class Predictor:
         neighbour = row.get("neighbour_kind")
         if not neighbour or alone.gpu_s is None or alone.step_s is None or alone.sd_s is None:
             return alone
-        size = _whole(row, "bytes" if kind in COLLECTIVES else "neighbour_bytes", where)
-        shared = (_whole(row, "neighbour_sms", where) or self.profile.gpu.sms) == self.profile.gpu.sms
+        size = whole(row, "bytes" if kind in COLLECTIVES else "neighbour_bytes", where)
+        shared = (whole(row, "neighbour_sms", where) or self.profile.gpu.sms) == self.profile.gpu.sms
         factor = beside_factor(self.profile.collectives, kind, neighbour, size, shared)
         if isinstance(factor, str):
             return refused(factor)
@@ -153,26 +160,21 @@ class Predictor:
     def _operator(
         self, cost: ProfiledCost, kind: str, row: Mapping[str, str], sms: int, mode: str, where: str
     ) -> Answer:
-        shape = _shape(cost, kind, row, where)
-        operator = _product(cost.model, shape.n, shape.k) if isinstance(shape, Gemm) else kind
+        shape = shape_of(cost, kind, row, where)
+        operator = product_of(cost.model, shape.n, shape.k) if isinstance(shape, Gemm) else kind
         curve = cost.profile.curve(operator)
-        flags = (
-            []
-            if curve.covered(shape, sms)
-            else [f"{operator}: outside {curve.coverage or 'anything measured'}"]
-        )
-        seconds = float(np.sum(cost.profile.curve(operator).timing(shape, sms).seconds))
+        outside = f"{operator}: outside {curve.coverage or 'anything measured'}"
+        flags = () if curve.covered(shape, sms) else (outside,)
+        seconds = float(np.sum(curve.timing(shape, sms).seconds))
         chunks = np.size(getattr(shape, "q", 1))
         seconds -= (chunks - 1) * curve.fixed_s(shape)
         host = self.profile.host.eager_layer_s / LAYER_KERNELS
         step = max(seconds, host) if mode == "eager" else seconds
-        return Answer(
-            seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), tuple(flags)
-        )
+        return Answer(seconds, step, _spread(curve, shape, sms) * seconds, curve.label_for(shape), flags)
 
     def _experts(self, cost: ProfiledCost, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
         """The grouped products of one layer's experts over m tokens: both, or the one of n and k."""
-        m, n, k = (_whole(row, name, where) for name in ("m", "n", "k"))
+        m, n, k = (whole(row, name, where) for name in ("m", "n", "k"))
         if not m:
             raise SimctlError(f"{where}: moe needs m above 0.")
         products = [operator for operator in cost.operators if operator.experts]
@@ -199,7 +201,7 @@ class Predictor:
         self, cost: ProfiledCost, row: Mapping[str, str], sms: int, backend: str, where: str
     ) -> Answer:
         """One layer's attention of a chunk and a decode batch: fused, or with `fa2` or `fa3` one after the other."""
-        launch, surface, model = _launch(row, "", where), cost.profile.fused, cost.model
+        launch, surface, model = launch_of(row, "", where), cost.profile.fused, cost.model
         if not launch.chunks or not launch.decode_batch or surface is None:
             raise SimctlError(f"{where}: fused_attention needs prefill_tokens and decode_contexts.")
         fused = backend in ("", "pod")
@@ -211,7 +213,7 @@ class Predictor:
         if sms != cost.profile.gpu.sms or row.get("neighbour_kind"):
             return refused("fused attention was measured on the whole GPU with nothing beside it")
         if fused and surface.of_ctas(wanted):
-            return _of_ctas(surface, wanted, heads, launch, _list(row, "decode_contexts", where))
+            return _of_ctas(surface, wanted, heads, launch, numbers(row, "decode_contexts", where))
         base = surface.base(wanted) if fused else backend
         serial = self._serial(cost, base, row, sms, where)
         return _fused(surface, wanted, launch, serial) if fused else serial
@@ -222,7 +224,7 @@ class Predictor:
         seconds, spreads, flags = 0.0, [], []
         kinds = {f"prefill_attention/{base}": "prefill_attention", "decode_attention": "decode_attention"}
         for name, kind in kinds.items():
-            curve, shape = cost.profile.curve(name), _shape(cost, kind, row, where)
+            curve, shape = cost.profile.curve(name), shape_of(cost, kind, row, where)
             part = float(np.sum(curve.timing(shape, sms).seconds))
             seconds += part
             spreads.append(_spread(curve, shape, sms) * part)
@@ -232,7 +234,7 @@ class Predictor:
         return Answer(seconds, seconds, sd, "measured", tuple(flags))
 
     def _step(self, cost: ProfiledCost, row: Mapping[str, str], sms: int, mode: str, where: str) -> Answer:
-        launch = _launch(row, "", where)
+        launch = launch_of(row, "", where)
         if row.get("attention") == "pod":
             launch = replace(launch, attention="pod")
         if not launch.tokens:
@@ -242,7 +244,7 @@ class Predictor:
         if row.get("neighbour_kind"):
             if row["neighbour_kind"] != "step":
                 return refused("no contention surface of single operators; whole steps have one")
-            other, beside = _launch(row, "neighbour_", where), _whole(row, "neighbour_sms", where)
+            other, beside = launch_of(row, "neighbour_", where), whole(row, "neighbour_sms", where)
             beside = beside or self.profile.gpu.sms
             if not other.tokens or not 0 < beside <= self.profile.gpu.sms:
                 return refused("the neighbour has no tokens or an impossible number of SMs")
@@ -320,22 +322,9 @@ def _fused(surface: FusedSurface, wanted: str, launch: Launch, serial: Answer) -
     return Answer(seconds, seconds, seconds * surface.sigma[wanted], surface.label, tuple(flags))
 
 
-class _Held:
-    """Carries the profile past a cache key: only its content counts."""
-
-    def __init__(self, profile: CurveProfile) -> None:
-        self.profile = profile
-
-    def __hash__(self) -> int:
-        return hash(self.profile.content_hash)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.profile.content_hash == self.profile.content_hash
-
-
 @lru_cache(maxsize=32)
-def _cost_of(held: _Held, model: str, backend: str, tp: int, launch: str) -> ProfiledCost:
-    profile, attention = with_group(held.profile, tp), AttentionMode("serial")
+def _cost_of(held: Keyed[CurveProfile], model: str, backend: str, tp: int, launch: str) -> ProfiledCost:
+    profile, attention = with_group(held.value, tp), AttentionMode("serial")
     if backend == "pod":
         attention = AttentionMode("pod", "flashinfer")
     elif backend:
@@ -349,73 +338,3 @@ def _cost_of(held: _Held, model: str, backend: str, tp: int, launch: str) -> Pro
 
 def _spread(curve: Any, shape: Shape, sms: int) -> float:
     return curve.spread(shape, sms) if isinstance(curve, MeasuredCurve) else SPEC_SD
-
-
-def _product(model: ModelSpec, n: int, k: int) -> str:
-    """The operator that a product of these widths is: the LM head and the router are never quantised."""
-    if (n, k) == (model.vocab, model.hidden):
-        return "lm_head"
-    return "gemm/router" if model.experts and (n, k) == (model.experts, model.hidden) else "gemm"
-
-
-def _shape(cost: ProfiledCost, kind: str, row: Mapping[str, str], where: str) -> Shape:
-    if kind == "gemm":
-        m, n, k = (_whole(row, name, where) for name in ("m", "n", "k"))
-        if not (m and n and k):
-            raise SimctlError(f"{where}: a gemm needs m, n and k above 0.")
-        wide = _product(cost.model, n, k) != "gemm"
-        return Gemm(np.array([m]), n, k, cost.model.dtype_bytes if wide else cost.model.linear_bytes)
-    if kind == "prefill_attention":
-        chunks = _chunks(row, "", where)
-        if not chunks:
-            raise SimctlError(f"{where}: prefill_attention needs prefill_tokens.")
-        q, h = (np.array(column, dtype=np.int64) for column in zip(*chunks, strict=True))
-        return prefill_shape(cost.model, q, h)
-    contexts = _list(row, "decode_contexts", where)
-    if not contexts:
-        raise SimctlError(f"{where}: decode_attention needs decode_contexts.")
-    return decode_shape(
-        cost.model,
-        np.array([len(contexts)]),
-        np.array([float(sum(contexts))]),
-        np.array([effective_longest(contexts)]),
-    )
-
-
-def _launch(row: Mapping[str, str], prefix: str, where: str) -> Launch:
-    contexts = _list(row, f"{prefix}decode_contexts", where)
-    longest = round(effective_longest(contexts)) if contexts else 0
-    return Launch(_chunks(row, prefix, where), len(contexts), sum(contexts), longest)
-
-
-def _chunks(row: Mapping[str, str], prefix: str, where: str) -> tuple[tuple[int, int], ...]:
-    q = [one for one in _list(row, f"{prefix}prefill_tokens", where) if one]
-    h = _list(row, f"{prefix}history_tokens", where) or [0] * len(q)
-    if q and len(h) != len(q):
-        raise SimctlError(f"{where}: {len(q)} prefill_tokens and {len(h)} history_tokens.")
-    return tuple(zip(q, h, strict=True)) if q else ()
-
-
-def _list(row: Mapping[str, str], name: str, where: str) -> list[int]:
-    cell = row.get(name) or ""
-    try:
-        values = [int(float(part)) for part in cell.split(";") if part.strip()]
-    except (ValueError, OverflowError):
-        raise SimctlError(f"{where}: {name} '{cell}' is no list of whole numbers such as 512;2048.") from None
-    if any(value < 0 for value in values):
-        raise SimctlError(f"{where}: {name} '{cell}' has a negative number.")
-    return values
-
-
-def _whole(row: Mapping[str, str], name: str, where: str) -> int:
-    values = _list(row, name, where)
-    if len(values) > 1:
-        raise SimctlError(f"{where}: {name} '{row[name]}' must be one number.")
-    return values[0] if values else 0
-
-
-def _one_of(row: Mapping[str, str], name: str, valid: tuple[str, ...], where: str) -> str:
-    value = row.get(name) or ""
-    if value and value not in valid:
-        raise SimctlError(f"{where}: {name} '{value}' is none of {', '.join(valid)}.{nearest(value, valid)}")
-    return value

@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.columns import Columns, columns
 from sim.cost.base import CostModel
+from sim.cost.keyed import Keyed
 from sim.cost.shapes import Launch
 from sim.jit import jit
 
@@ -89,9 +90,9 @@ def _nearest(knots: Any, positions: Any) -> Any:
 
 
 @lru_cache(maxsize=512)  # a policy that moves both sets freely asks for every pair of them
-def _surface(key: tuple[str, int, int, int, str], cost: _Held) -> tuple[Any, Any]:
+def _surface(key: tuple[str, int, int, int, str], cost: Keyed[CostModel]) -> tuple[Any, Any]:
     _, prefill_sms, decode_sms, overlap, priority = key
-    model: CostModel = cost.cost
+    model = cost.value
     prefills = [Launch(chunks=((int(q), int(h)),)) for q in Q_KNOTS for h in H_KNOTS]
     decodes = [
         Launch(decode_batch=int(b), decode_context_sum=int(b * c), decode_context_max=int(c), graph=True)
@@ -102,19 +103,6 @@ def _surface(key: tuple[str, int, int, int, str], cost: _Held) -> tuple[Any, Any
     if priority == "normal":
         return model.slowdowns(prefills, decodes, split, overlap)
     return model.slowdowns(prefills, decodes, split, overlap, priority=priority)
-
-
-class _Held:
-    """Carries the cost model past the cache key."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
-
-    def __hash__(self) -> int:
-        return hash(self.cost.profile_hash)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.cost.profile_hash == self.cost.profile_hash
 
 
 def compile_pairs(
@@ -135,7 +123,7 @@ def compile_pairs(
     sizes = [total, *partitions]
     config = np.full(len(sizes) * len(sizes), -1)
     prefill, decode = [], []
-    held = _Held(cost)
+    held = Keyed(cost, cost.profile_hash)
     for number, (p, d) in enumerate(pairs):
         config[sizes.index(p) * len(sizes) + sizes.index(d)] = number
         overlap = max(0, p + d - total)

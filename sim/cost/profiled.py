@@ -1,4 +1,4 @@
-"""The cost model: operators of a model, priced by the curves of a profile, composed into whole steps."""
+"""The cost model: operators of a model, priced by the curves of a profile; `sim.cost.solo` composes whole steps."""
 
 from __future__ import annotations
 
@@ -13,37 +13,21 @@ from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.base import Curve, EnergyTerms
 from sim.cost.collectives import Transfer, is_collective
 from sim.cost.contention import LABEL, slowdown_arrays
-from sim.cost.fused import fused_label, solo_ratio
+from sim.cost.fused import fused_label
 from sim.cost.gpu import GpuSpec
-from sim.cost.launching import Launching, grid_tokens
+from sim.cost.keyed import Keyed
+from sim.cost.launching import Launching
 from sim.cost.loads import Loads, launch_loads
 from sim.cost.measured import MeasuredCurve
 from sim.cost.memory import MemoryPlan, plan_memory
 from sim.cost.model import ModelSpec
-from sim.cost.operators import (
-    Operator,
-    calls,
-    decode_shape,
-    flops,
-    hbm_bytes,
-    layer_span,
-    prefill_shape,
-)
+from sim.cost.operators import Operator, calls, decode_shape, prefill_shape
 from sim.cost.parallel import GroupCurve, parallel_operators
 from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_label, waits
 from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
-from sim.cost.shapes import (
-    DecodeAttention,
-    Demand,
-    Floats,
-    Ints,
-    Launch,
-    OperatorCost,
-    Shape,
-    StepCost,
-    Timing,
-)
+from sim.cost.shapes import DecodeAttention, Floats, Ints, Launch, Shape, StepCost, Timing
+from sim.cost.solo import price_alone
 from sim.cost.work import total_joules
 from sim.errors import SimctlError
 
@@ -209,135 +193,7 @@ class ProfiledCost:
         width = self.gpu.sms if sms is None else sms
         if not 0 < width <= self.gpu.sms:
             raise SimctlError(f"{width} SMs were asked for, but {self.gpu.name} has 1 to {self.gpu.sms}.")
-        clock = 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz
-        flags: list[str] = []
-        parts = [
-            *self._linear_parts(launch, width, clock, flags),
-            *self._attention_parts(launch, width, clock, flags),
-            *self._gaps(launch, width),
-        ]
-        return self._compose(launch, tuple(parts), tuple(flags))
-
-    def _linear_parts(self, launch: Launch, sms: int, clock: float, flags: list[str]) -> list[OperatorCost]:
-        # time is that of the padded size, work that of the real one
-        real = {"tokens": np.array([launch.tokens]), "sequences": np.array([launch.sequences])}
-        sizes = {
-            "tokens": grid_tokens(self.launching.padded([launch.tokens], launch.graph)),
-            "sequences": grid_tokens([launch.sequences]),
-        }
-        parts = []
-        for operator in self.operators:
-            times = calls(operator, self.model, launch.layers)
-            count = sizes[operator.rows]
-            if times and count[0]:
-                shape = operator.shape(count)
-                timing = self.timing(operator.name, shape, sms, clock)
-                if operator.rows == "tokens" and is_collective(operator.name):
-                    if not launch.chunks:
-                        more = self.in_step_s(operator.name, count)
-                        timing = Timing(timing.seconds + more, timing.sm_s)
-                elif launch.chunks and operator.rows == "tokens":
-                    factor = self.linear_factor(count, sms)
-                    timing = Timing(timing.seconds * factor, timing.sm_s * factor)
-                self._check(operator.name, shape, sms, flags)
-                parts.append(self._part(operator.name, times, operator.shape(real[operator.rows]), timing))
-        return parts
-
-    def _gaps(self, launch: Launch, sms: int) -> list[OperatorCost]:
-        """What a decode-only step takes beyond its operators, as an operator without work."""
-        found = self.profile.composition
-        if found is None or launch.chunks or not launch.decode_batch:
-            return []
-        layers, _, _ = layer_span(self.model, launch.layers)
-        tokens = grid_tokens(self.launching.padded([launch.tokens], launch.graph))
-        seconds = layers * float(np.sum(found.gap_s(tokens, sms, self._shapes)))
-        return [OperatorCost("gaps", layers, seconds, 0.0, 0.0, 0.0, found.label)]
-
-    def _attention_parts(
-        self, launch: Launch, sms: int, clock: float, flags: list[str]
-    ) -> list[OperatorCost]:
-        layers, _, _ = layer_span(self.model, launch.layers)
-        parts = []
-        if launch.chunks:
-            q, h = (np.array(column, dtype=np.int64) for column in zip(*launch.chunks, strict=True))
-            shape: Shape = prefill_shape(self.model, q, h)
-            timing = self.prefill(q, h, sms, clock)
-            shared = (len(q) - 1) * self.prefill_fixed_s()
-            self._check("prefill_attention", shape, sms, flags)
-            parts.append(self._part("prefill_attention", layers, shape, timing, shared))
-        if launch.decode_batch:
-            batch = np.array([launch.decode_batch], dtype=np.int64)
-            context = np.array([launch.decode_context_sum], dtype=np.float64)
-            longest = np.array([launch.decode_context_max or np.nan])
-            shape = decode_shape(self.model, batch, context, None if np.isnan(longest[0]) else longest)
-            self._check("decode_attention", shape, sms, flags)
-            timing = self.timing("decode_attention", shape, sms, clock)
-            parts.append(self._part("decode_attention", layers, shape, timing))
-        mode = self.attention if launch.attention == self.attention.mode else AttentionMode(launch.attention)
-        if mode.mode != "serial" and launch.chunks and launch.decode_batch:
-            return [self._fused_part(launch, mode, parts)]
-        return parts
-
-    def _fused_part(self, launch: Launch, mode: AttentionMode, apart: list[OperatorCost]) -> OperatorCost:
-        """Both attentions in one, by what the mode takes of the seconds of separate kernels."""
-        seconds = sum(part.seconds for part in apart) * solo_ratio(self, mode, launch)
-        active = min(sum(part.sm_s for part in apart), seconds * self.gpu.sms)
-        work, moved = sum(part.flops for part in apart), sum(part.hbm_bytes for part in apart)
-        label, joules = fused_label(self, mode), sum(part.joules for part in apart)
-        return OperatorCost("fused_attention", apart[0].calls, seconds, active, work, moved, label, joules)
-
-    def _check(self, operator: str, shape: Shape, sms: int, flags: list[str]) -> None:
-        curve: Curve = self.profile.curve(operator)
-        if curve.covered(shape, sms):
-            return
-        if curve.extrapolation == "raise":
-            raise SimctlError(
-                f"{operator} on {sms} SMs is outside what profile '{self.profile.name}' covers: {curve.coverage}."
-            )
-        flags.append(f"{operator}: outside {curve.coverage}")
-
-    def _part(
-        self, name: str, times: int, shape: Shape, timing: Timing, shared_s: float = 0.0
-    ) -> OperatorCost:
-        work, moved = times * float(np.sum(flops(shape))), times * float(np.sum(hbm_bytes(shape)))
-        return OperatorCost(
-            name=name,
-            calls=times,
-            seconds=times * (float(np.sum(timing.seconds)) - shared_s),
-            sm_s=times * float(np.sum(timing.sm_s)),
-            flops=work,
-            hbm_bytes=moved,
-            label=self.profile.curve(name).label_for(shape),
-            joules=float(self.energy.work_j(name, work, moved)),
-        )
-
-    def _compose(self, launch: Launch, parts: tuple[OperatorCost, ...], flags: tuple[str, ...]) -> StepCost:
-        gpu_s = sum(part.seconds for part in parts)
-        work, moved = sum(part.flops for part in parts), sum(part.hbm_bytes for part in parts)
-        layers, _, _ = layer_span(self.model, launch.layers)
-        host = float(self.launching.host_s(launch.sequences, launch.graph, layers))
-        step_s = max(host, gpu_s) + float(self.launching.gap_s(launch.sequences, launch.graph))
-        joules = sum(part.joules for part in parts)
-        return StepCost(
-            gpu_s=gpu_s,
-            step_s=step_s,
-            demand=self._demand(gpu_s, work, moved, joules),
-            sm_active=sum(part.sm_s for part in parts),
-            tensor_active=work / self.gpu.peak_flops * self.gpu.sms,
-            hbm_bytes=moved,
-            flops=work,
-            watts=self.energy.board_w(step_s, gpu_s, joules),
-            by_operator=parts,
-            flags=flags,
-        )
-
-    def _demand(self, gpu_s: float, work: float, moved: float, joules: float) -> Demand:
-        if gpu_s <= 0:
-            return Demand(0.0, 0.0, 0.0, 0.0)
-        power = self.energy.board_w(gpu_s, gpu_s, joules) / self.energy.cap_w
-        hbm = min(moved / gpu_s / self.gpu.hbm_bytes_per_s, 1.0)
-        # nothing is known yet of traffic that stays in L2: what comes from memory passes through it
-        return Demand(hbm=hbm, l2=hbm, tensor=work / gpu_s / self.gpu.peak_flops, power=power)
+        return price_alone(self, launch, width, 1.0 if sm_mhz is None else sm_mhz / self.gpu.boost_mhz)
 
     def energy_j(self, totals: Mapping[str, float], seconds: float) -> float:
         """Joules of a GPU that did the work of `totals` (see `sim.cost.work.total_joules`) within `seconds`, if it had
@@ -361,7 +217,8 @@ class ProfiledCost:
         """Factors of every a beside every b, shape (len(a), len(b)) each: measured (`sim.cost.measured_contention`)
         if the profile has a surface, else an analytic guess (`sim.cost.contention`), which knows no `priority` of the
         decode side's stream."""
-        one, other = (_loads(_Held(self), tuple(side), sms) for side, sms in zip((a, b), split, strict=True))
+        held = Keyed(self, self.profile_hash)
+        one, other = (_loads(held, tuple(side), sms) for side, sms in zip((a, b), split, strict=True))
         if self.profile.contention is not None:
             found = self.profile.contention.slowdowns(one, other, split, overlap, self.model.name, priority)
         else:
@@ -369,7 +226,7 @@ class ProfiledCost:
         if self.tp == 1:
             return found
         mine, theirs = (
-            Side(_waits(_Held(self), tuple(launches), sms), loads.seconds, sms, factors)
+            Side(_waits(held, tuple(launches), sms), loads.seconds, sms, factors)
             for launches, loads, sms, factors in zip((a, b), (one, other), split, found, strict=True)
         )
         return beside_collectives(self, mine, theirs, overlap)
@@ -435,28 +292,15 @@ class ProfiledCost:
         }
 
 
-class _Held:
-    """Carries the cost model past a cache's key, where only its hash counts."""
-
-    def __init__(self, cost: ProfiledCost) -> None:
-        self.cost, self.content_hash = cost, cost.profile_hash
-
-    def __hash__(self) -> int:
-        return hash(self.content_hash)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.content_hash == self.content_hash
-
-
 @lru_cache(maxsize=128)
-def _loads(held: _Held, launches: tuple[Launch, ...], sms: int) -> Loads:
+def _loads(held: Keyed[ProfiledCost], launches: tuple[Launch, ...], sms: int) -> Loads:
     """`launch_loads`: a contention surface asks for the same launches beside every neighbour."""
-    return launch_loads(held.cost, launches, sms)
+    return launch_loads(held.value, launches, sms)
 
 
 @lru_cache(maxsize=128)
-def _waits(held: _Held, launches: tuple[Launch, ...], sms: int) -> Waits:
-    return waits(held.cost, launches, sms)
+def _waits(held: Keyed[ProfiledCost], launches: tuple[Launch, ...], sms: int) -> Waits:
+    return waits(held.value, launches, sms)
 
 
 def checked_scale(scale: Mapping[str, Any] | None, model: ModelSpec, tp: int = 1) -> dict[str, float]:
