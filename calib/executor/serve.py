@@ -10,18 +10,11 @@ from calib.executor.work import Work, end_lane, end_one_lane, hold_lane, on_lane
 from sim.engine.layout import (
     DECODE_LANE,
     DONE,
-    ERROR,
-    ERROR_ID,
-    ERROR_TEXT,
     INBOX_NEXT,
-    LOG_CAP,
-    N_DONE,
-    N_LOG,
     NOW,
     PREFILL_LANE,
     WAITING,
 )
-from sim.errors import PlanError
 
 
 class Device(Protocol):
@@ -130,15 +123,7 @@ def decide_at(process: Any, now: float) -> None:
     now = max(now, float(r.fv[NOW]))  # what is reported late counts from when the engine's clock stands
     if not _in_flight(process):
         r.fv[NOW] = now
-    while True:
-        process.drive(math.nextafter(now, math.inf), -math.inf)
-        if r.iv[ERROR] != 0:
-            raise PlanError(
-                f"policy '{process.name}': request {r.iv[ERROR_ID]} {ERROR_TEXT[int(r.iv[ERROR])]}"
-            )
-        if max(r.iv[N_LOG], r.iv[N_DONE]) < LOG_CAP:
-            return
-        process.drain()
+    process.advance(math.nextafter(now, math.inf), -math.inf)
 
 
 def _decide_before(process: Any, t: float, arrivals: Any) -> None:

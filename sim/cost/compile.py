@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.cost.attention import SERIAL, AttentionMode
 from sim.cost.fused import fused_tables
+from sim.cost.keyed import Keyed
 from sim.cost.launching import grid_tokens
 from sim.cost.measured import splits_up_to
 from sim.cost.operators import decode_shape, prefill_shape
@@ -64,7 +65,7 @@ def compile_prices(
 
     `attention`: how that of mixed steps runs; `page_size`: tokens of a KV block, which fused kernels may refuse.
     """
-    tables = _shared(_Key(cost.profile_hash, cost), limits, attention, page_size, compiled)
+    tables = _shared(Keyed(cost, cost.profile_hash), limits, attention, page_size, compiled)
     drawn = noise(seed, replica, cost.profile.jitter_sd) if jitter else np.ones(1)
     return tables._replace(noise=drawn if compiled else drawn.tolist())
 
@@ -75,37 +76,27 @@ def noise(seed: int, replica: int, sigma: float) -> Floats:
     return np.exp(drawn)
 
 
-class _Key:
-    """Carries the cost model into the cache, where only its content hash counts."""
-
-    def __init__(self, content_hash: str, cost: ProfiledCost) -> None:
-        self.content_hash = content_hash
-        self.cost = cost
-
-    def __hash__(self) -> int:
-        return hash(self.content_hash)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.content_hash == self.content_hash
-
-
 @lru_cache(maxsize=8)
-def _shared(key: _Key, limits: Limits, attention: AttentionMode, page_size: int, compiled: bool) -> Prices:
+def _shared(
+    key: Keyed[ProfiledCost], limits: Limits, attention: AttentionMode, page_size: int, compiled: bool
+) -> Prices:
     """All but the noise: replicas read the same memory, which then stays in the caches."""
     prices = _tables(key, limits)._replace(**_mixed(key, limits, attention, page_size))
     return prices if compiled else prices.as_lists()
 
 
 @lru_cache(maxsize=8)
-def _mixed(key: _Key, limits: Limits, attention: AttentionMode, page_size: int) -> dict[str, Any]:
+def _mixed(
+    key: Keyed[ProfiledCost], limits: Limits, attention: AttentionMode, page_size: int
+) -> dict[str, Any]:
     return fused_tables(
-        key.cost, attention, limits.max_tokens, limits.max_seqs, limits.max_context, page_size
+        key.value, attention, limits.max_tokens, limits.max_seqs, limits.max_context, page_size
     )
 
 
 @lru_cache(maxsize=8)
-def _tables(key: _Key, limits: Limits) -> Prices:
-    cost = key.cost
+def _tables(key: Keyed[ProfiledCost], limits: Limits) -> Prices:
+    cost = key.value
     sms = (cost.gpu.sms, *limits.partitions)
     for count in limits.partitions:
         if not 0 < count <= cost.gpu.sms:

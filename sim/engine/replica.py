@@ -230,7 +230,7 @@ class ReplicaProcess:
 
     def run_until(self, limit: float) -> None:
         """Take every decision before `limit`, of a replica that has no events of its own."""
-        self._advance(limit, math.inf)
+        self.advance(limit, math.inf)
 
     def _count(self) -> None:
         iv = self.lanes.shown.iv
@@ -295,7 +295,7 @@ class ReplicaProcess:
             # what passed without a disturbance since the last decision says how far ahead it pays to price
             look_ahead = now + 2.0 * (now - self._decided_s)
             self._decided_s = now
-        self._advance(limit, look_ahead)
+        self.advance(limit, look_ahead)
         self._count()
         due = self.lanes.due()
         if due < math.inf:
@@ -305,7 +305,7 @@ class ReplicaProcess:
         elif r.iv[INBOX_NEXT] < len(r.inbox):
             self._wake(float(self.q.arrival_s[r.inbox[r.iv[INBOX_NEXT]]]))
 
-    def _advance(self, limit: float, look_ahead: float) -> None:
+    def advance(self, limit: float, look_ahead: float) -> None:
         """The policy's loop until `limit`, with its logs moved away whenever they are full."""
         iv = self.lanes.shown.iv
         while True:

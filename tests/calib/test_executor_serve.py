@@ -16,6 +16,7 @@ from calib.executor.dry import DryDevice
 from calib.executor.serve import serve
 from sim.engine import simulate
 from sim.engine.cluster import open_cluster
+from sim.engine.layout import METER_CAP
 from sim.policies import make_policy
 
 ENTRIES: list[dict[str, Any]] = [
@@ -101,6 +102,19 @@ def test_a_slow_device_moves_every_decision(entry: dict[str, Any]) -> None:
     for lane in range(policy.lanes):
         rows = [row for row in trail.rows if row["lane"] == lane]
         assert all(a["end_s"] <= b["start_s"] for a, b in pairwise(rows))
+
+
+def test_a_run_of_half_an_hour_goes_on_when_the_logs_are_full() -> None:
+    """The meter is read at both ends of every idle gap: more often than it has room for between two drains."""
+    requests = METER_CAP // 2
+    slow = workload(np.arange(float(requests)).tolist(), [20] * requests, [2] * requests)
+    cluster = open_cluster(
+        slow, make_policy(ENTRIES[0]), cost(ENTRIES[0]), bursts=False, num_gpu_blocks=40, jitter=False
+    )
+    trail = serve(cluster.replicas[0], DryDevice(), 1, slow.arrival_s)
+    records = cluster.close(max(row["end_s"] for row in trail.rows))
+    assert (records.requests["status"] == "finished").all()
+    assert len(records.readings[0]) > METER_CAP
 
 
 def test_logged_work_adds_up_to_the_requests() -> None:
