@@ -52,7 +52,8 @@ def list_(as_json: bool) -> None:
 def show(name: str, as_json: bool, output: Path | None) -> None:
     """Show a profile: labels, points and errors on what the fits had not seen.
 
-    Errors are those of a run of its own where there was one, else of whole rows left out.
+    Errors are those of a run of its own where there was one, else of whole rows left out. Side by side, those of a
+    constant slowdown and of none stand beside the curves'.
 
     Example: simctl profile show h200-sxm -o h200.html
     """
@@ -75,7 +76,7 @@ def show(name: str, as_json: bool, output: Path | None) -> None:
 def check(name: str, as_json: bool) -> int:
     """Recompute a profile's errors from its measurements; exit 1 where they are not as stated.
 
-    Folds are fitted anew without what they leave out. Takes about half a minute.
+    Folds are fitted anew without what they leave out. Takes a minute or two.
 
     Example: simctl profile check h200-sxm
     """

@@ -51,7 +51,13 @@ class RunCommand(click.Command):
 @click.option(
     "--jobs", type=click.IntRange(min=0), default=1, show_default=True, help="Processes; 0: one a core."
 )
-@click.option("--backend", type=click.Choice(["local", "ray", "dask"]), default="local", show_default=True)
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "ray", "dask"]),
+    default="local",
+    show_default=True,
+    help="Where the jobs run; ray and dask are extras.",
+)
 @click.option("--resume", is_flag=True, help="Keep the runs that an interrupted study has finished.")
 @click.option("--force", is_flag=True, help="Replace the results of another experiment in the folder.")
 @click.option("--dry-run", is_flag=True, help="Show the runs and the memory arithmetic; write nothing.")
