@@ -27,7 +27,17 @@ def predictor(name: str) -> Predictor:
 def answers(name: str, path: Path) -> list[Answer]:
     """One answer a row; SimctlError names the file, the row and the column."""
     asked = predictor(name)
-    return [asked.answer(row, f"{path}, row {i}") for i, row in enumerate(read_rows(path), 1)]
+    return [_answer(asked, row, f"{path}, row {i}") for i, row in enumerate(read_rows(path), 1)]
+
+
+def _answer(asked: Predictor, row: dict[str, str], where: str) -> Answer:
+    try:
+        return asked.answer(row, where)
+    except SimctlError as error:
+        # a model's own complaint does not know of the row
+        if str(error).startswith(where):
+            raise
+        raise SimctlError(f"{where}: {error}") from error
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -44,6 +54,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     for column in names:
         if column not in COLUMNS:
             raise SimctlError(f"'{path}': unknown column '{column}'.{nearest(column, COLUMNS)}")
+        if names.count(column) > 1:
+            raise SimctlError(f"'{path}': column '{column}' is there twice.")
     found = []
     for i, cells in enumerate(rows, 1):
         if any(isinstance(cell, list) for cell in cells):
