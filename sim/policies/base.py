@@ -59,9 +59,8 @@ class CompiledPolicy:
     # what the numbers mean that a plan gives as its REASON, from 0 on: a column `split_reason` of the step log
     split_reasons: ClassVar[tuple[str, ...]] = ()
     state_slots: ClassVar[int] = POLICY_SLOTS  # integers and floats of a replica that are the policy's own
-    predicts: ClassVar[bool] = (
-        False  # reads believed prices; `advance` takes them after the true ones on one lane, too
-    )
+    # reads believed prices; `advance` takes them after the true ones on one lane, too
+    predicts: ClassVar[bool] = False
     advance: ClassVar[Callable[..., None]]
 
     def __init__(self, label: str | None = None, **settings: Any) -> None:

@@ -243,14 +243,3 @@ def semi_pd_checks() -> list[Check]:
 
 def _most(bears: Callable[[float], bool]) -> float:
     return capacity(bears, 4.0, 64.0, steps=7)
-
-
-def checks() -> list[Check]:
-    """All of them."""
-    return [
-        *chat_checks(),
-        *static_checks(),
-        *ablation_checks(),
-        *muxwise_checks(),
-        *semi_pd_checks(),
-    ]

@@ -172,8 +172,3 @@ def energy_checks() -> list[Check]:
         Check("P11-most", source, "-35 % at most", -0.40, -0.30, min(ratios) - 1),
         Check("P11-time", source, "as the time saved, within 5 points on average", 0, 0.05, sum(apart) / n),
     ]
-
-
-def checks() -> list[Check]:
-    """All of them."""
-    return [*offline_checks(), *mix_checks(), *online_checks(), *energy_checks()]

@@ -100,8 +100,3 @@ def ablation_checks() -> list[Check]:
         Check("S3-tbt", source, "P99 TBT: both, chunks, hybrid", 1, 1, float(tbt == sorted(tbt))),
         Check("S3-ratio", source, "P99 TBT, hybrid over both: 4.9", 2.9, 6.9, tbt[2] / tbt[0]),
     ]
-
-
-def checks() -> list[Check]:
-    """All of them."""
-    return [*capacity_checks(), *ablation_checks()]

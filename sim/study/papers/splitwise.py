@@ -92,8 +92,3 @@ def time_checks() -> list[Check]:
                 Check(f"W4-{what}-{name}", "splitwise-sim perf_model.csv", "mean error", 0, 0.05, ours)
             )
     return found
-
-
-def checks() -> list[Check]:
-    """All of them."""
-    return [*pool_checks(), *time_checks()]
