@@ -67,10 +67,14 @@ def _chunks(row: Mapping[str, str], prefix: str, where: str) -> tuple[tuple[int,
 def numbers(row: Mapping[str, str], name: str, where: str) -> list[int]:
     """Whole numbers of a cell such as 512;2048, none below 0; nothing for an empty one."""
     cell = row.get(name) or ""
+    unreadable = SimctlError(f"{where}: {name} '{cell}' is no list of whole numbers such as 512;2048.")
     try:
-        values = [int(float(part)) for part in cell.split(";") if part.strip()]
+        given = [float(part) for part in cell.split(";") if part.strip()]
+        values = [int(value) for value in given]
     except (ValueError, OverflowError):
-        raise SimctlError(f"{where}: {name} '{cell}' is no list of whole numbers such as 512;2048.") from None
+        raise unreadable from None
+    if values != given:
+        raise unreadable
     if any(value < 0 for value in values):
         raise SimctlError(f"{where}: {name} '{cell}' has a negative number.")
     return values

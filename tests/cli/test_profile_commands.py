@@ -224,6 +224,8 @@ def test_foreign_shapes_are_answered_flagged_and_refused_when_strict(tmp_path):
     [
         ("kind,m\ngem,1\n", "row 1: kind 'gem' is none of gemm"),
         ("kind,m\ngemm,many\n", "row 1: m 'many' is no list of whole numbers"),
+        ("kind,m\ngemm,1.5\n", "row 1: m '1.5' is no list of whole numbers"),
+        ("kind,m\ngemm,nan\n", "row 1: m 'nan' is no list of whole numbers"),
         ("kind,m\ngemm,64\n", "row 1: a gemm needs m, n and k"),
         ("kind,mm\ngemm,1\n", "unknown column 'mm'"),
         ("m\n1\n", "no column 'kind'"),
