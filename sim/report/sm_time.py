@@ -34,7 +34,8 @@ def sm_time_bars(points: Sequence[Point]) -> Figure:
     policies = list(dict.fromkeys(p.policy for p in points))
     layout["height"] = 120 + 24 * len(policies)
     layout["showlegend"] = True
-    layout["legend"] = {"orientation": "h", "y": -0.25, "traceorder": "normal"}
+    layout["legend"] = {"orientation": "h", "traceorder": "normal"}
+    layout["legend"] |= {"yref": "container", "y": 0, "yanchor": "bottom"}  # below the axis, however few the bars
     data: list[dict[str, Any]] = []
     for rate in rates_of(points):
         here = [p for p in points if p.rate == rate]
