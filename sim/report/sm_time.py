@@ -35,7 +35,8 @@ def sm_time_bars(points: Sequence[Point]) -> Figure:
     layout["height"] = 120 + 24 * len(policies)
     layout["showlegend"] = True
     layout["legend"] = {"orientation": "h", "traceorder": "normal"}
-    layout["legend"] |= {"yref": "container", "y": 0, "yanchor": "bottom"}  # below the axis, however few the bars
+    # below the axis' title, however few the bars
+    layout["legend"] |= {"yref": "container", "y": 0, "yanchor": "bottom"}
     data: list[dict[str, Any]] = []
     for rate in rates_of(points):
         here = [p for p in points if p.rate == rate]
