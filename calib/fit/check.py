@@ -12,7 +12,8 @@ from typing import Any
 from calib.collectives.curves import fit_collectives
 from calib.fit.activity import activity_errors, activity_rows, read_counted
 from calib.fit.assemble import loaded_curves
-from calib.fit.build import CURVES, ERRORS, fit_pairs, fit_steps, read_run
+from calib.fit.build import fit_pairs, fit_steps, read_run
+from calib.fit.folder import CURVES, ERRORS
 from calib.fit.fused import recheck_fused
 from calib.fit.methods import Recipe
 from calib.fit.operators import pooled, recheck

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calib.fit.assemble import named_curves
-from calib.fit.build import contents, fit_run, write
+from calib.fit.build import fit_run
+from calib.fit.folder import contents, write
 from calib.fit.scoring import score_random
 
 

@@ -24,12 +24,8 @@ class Miss:
     why: str
 
 
-LIGHT = (
-    "pod-offline",
-    "pod-energy",
-    "distserve",
-    "splitwise-times",
-)  # the others take more than a few seconds
+# the others take more than a few seconds
+LIGHT = ("pod-offline", "pod-energy", "distserve", "splitwise-times")
 OWN = [name for name in GROUPS if name != "pod-kernels"]  # whose checks have a test of their own
 
 # group -> checks that come out as published
