@@ -1,7 +1,7 @@
 """Bounded robust least squares in plain numpy: soft-L1 loss, covariance, and which parameters the data identify.
 
-`profile check` recomputes fits from an installed package, where scipy need not be; a few parameters and smooth
-enough forms need no more than Levenberg-Marquardt on transformed parameters.
+`profile check` shall find the same coefficients whatever scipy is installed; a few parameters and smooth enough forms
+need no more than Levenberg-Marquardt on transformed parameters.
 """
 
 from __future__ import annotations
