@@ -38,7 +38,7 @@ MOST_RESTARTS = 3
 @click.option(
     "--random", type=click.IntRange(min=0), default=None, metavar="N", help="Held-out shapes of each kind."
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--libsmctrl", type=click.Path(), default="", help="Partition by this libsmctrl.so, not green contexts."
 )

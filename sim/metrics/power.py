@@ -8,7 +8,7 @@ would. What the clock costs in time is the price tables' affair: prices under lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,29 +26,28 @@ GRID_S = 0.01
 SHOWN_S = 0.1  # peaks and percentiles are of means over so long, as NVML reports them
 LEAST_RUNNING = 1e-6
 BLOCK = 64  # steps of the running mean that are done at once
+PIECE = 64_000  # steps whose watts are held at once; whole blocks, and whole means of SHOWN_S
 
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of GPUs alike, shape (GPUs, steps of the grid), from `start_s` on; and where the limit held them."""
+    """Of GPUs alike over a window: joules of all of them, watts as means over SHOWN_S, shape (GPUs, means), and in how
+    many of how many steps of the grid the limit held them."""
 
-    start_s: float
-    watts: Floats
-    held: NDArray[np.bool_]
+    energy_j: float
+    shown: Floats
+    held_steps: int
+    steps: int
 
-    @property
-    def energy_j(self) -> float:
-        """Joules of all of them."""
-        return float(self.watts.sum() * GRID_S)
 
-    def shown(self) -> Floats:
-        """Means over SHOWN_S."""
-        wide = round(SHOWN_S / GRID_S)
-        steps = self.watts.shape[1]
-        if steps < wide:
-            return np.asarray(self.watts.mean(axis=1, keepdims=True))
-        whole = self.watts[:, : steps // wide * wide]
-        return np.asarray(whole.reshape(len(whole), -1, wide).mean(axis=2))
+def means(watts: Floats) -> Floats:
+    """Means over SHOWN_S of watts on the grid, whole ones; of fewer steps than one takes the mean of all."""
+    wide = round(SHOWN_S / GRID_S)
+    steps = watts.shape[1]
+    if steps < wide:
+        return np.asarray(watts.mean(axis=1, keepdims=True))
+    whole = watts[:, : steps // wide * wide]
+    return np.asarray(whole.reshape(len(whole), -1, wide).mean(axis=2))
 
 
 def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float]) -> Power | None:
@@ -62,22 +61,53 @@ def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float
     first, last = round(window_s[0] / GRID_S), int(np.ceil(window_s[1] / GRID_S - 1e-9))
     if last <= first or not readings:
         return None
-    edges: Floats = np.arange(last + 1, dtype=np.float64) * GRID_S
-    edges[-1] = max(edges[-2], window_s[1])
-    asked = np.stack([_asked(model, terms, read, edges) for read in readings])
-    mean = running_mean(asked, terms.idle_w, GRID_S / terms.react_s)
-    held = mean > terms.cap_w
-    # what is above idle is held down
-    share = (terms.cap_w - terms.idle_w) / np.maximum(mean - terms.idle_w, 1e-9)
-    watts = np.where(held, terms.idle_w + (asked - terms.idle_w) * share, asked)
-    watts[:, -1] *= (edges[-1] - edges[-2]) / GRID_S  # of the last step only a part is in the window
-    return Power(first * GRID_S, watts[:, first:], held[:, first:])
+    shown: list[Floats] = []
+    energy, held_steps = 0.0, 0
+    for watts, held in watts_of(model, terms, readings, first, last, window_s[1]):
+        energy += float(watts.sum() * GRID_S)
+        held_steps += int(held.sum())
+        # the last steps of a long run are fewer than a mean takes
+        if not shown or watts.shape[1] >= round(SHOWN_S / GRID_S):
+            shown.append(means(watts))
+    return Power(energy, np.concatenate(shown, axis=1), held_steps, (last - first) * len(readings))
 
 
-def _asked(model: ModelSpec, terms: EnergyTerms, read: Floats, edges: Floats) -> Floats:
+def watts_of(
+    model: ModelSpec, terms: EnergyTerms, readings: Sequence[Floats], first: int, last: int, end_s: float
+) -> Iterator[tuple[Floats, NDArray[np.bool_]]]:
+    """Watts and whether the limit held them, shape (GPUs, steps), of the steps first..last of the grid, of which the
+    last ends at `end_s`. In pieces of PIECE steps: a run may last for days."""
+    joules = [_joules(model, terms, read) for read in readings]
+    mean: float | Floats = terms.idle_w
+    for begin, stop in _pieces(first, last):
+        edges: Floats = np.arange(begin, stop + 1, dtype=np.float64) * GRID_S
+        if stop == last:
+            edges[-1] = max(edges[-2], end_s)
+        asked = np.stack([_asked(terms, *one, edges) for one in zip(readings, joules, strict=True)])
+        means_w = running_mean(asked, mean, GRID_S / terms.react_s)
+        mean = means_w[:, -1]
+        if begin < first:
+            continue
+        held = means_w > terms.cap_w
+        # what is above idle is held down
+        share = (terms.cap_w - terms.idle_w) / np.maximum(means_w - terms.idle_w, 1e-9)
+        watts = np.where(held, terms.idle_w + (asked - terms.idle_w) * share, asked)
+        if stop == last:
+            watts[:, -1] *= (edges[-1] - edges[-2]) / GRID_S  # only a part of it is in the window
+        yield watts, held
+
+
+def _pieces(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Steps before the window, for their running mean, and those of the window."""
+    for start, end in ((0, first), (first, last)):
+        for begin in range(start, end, PIECE):
+            yield begin, min(begin + PIECE, end)
+
+
+def _asked(terms: EnergyTerms, read: Floats, joules_read: Floats, edges: Floats) -> Floats:
     """Watts in each step of the grid if no limit held them."""
     time, on = read[:, 0], read[:, 1]
-    joules = np.interp(edges, time, _joules(model, terms, read)) if len(read) else np.zeros(len(edges))
+    joules = np.interp(edges, time, joules_read) if len(read) else np.zeros(len(edges))
     busy = np.interp(edges, time, on) if len(read) else np.zeros(len(edges))
     seconds = np.maximum(np.diff(edges), 1e-9)
     # two lanes at once count their seconds twice
@@ -102,7 +132,7 @@ def _joules(model: ModelSpec, terms: EnergyTerms, read: Floats) -> Floats:
     return np.asarray(joules)
 
 
-def running_mean(values: Floats, start: float, step: float) -> Floats:
+def running_mean(values: Floats, start: float | Floats, step: float) -> Floats:
     """Exponential mean along the last axis: each step moves it by 1 - exp(-step) of the way to the step's value."""
     keep = np.exp(-step)
     powers = keep ** np.arange(1, BLOCK + 1)
@@ -129,10 +159,10 @@ def power_figures(parts: Sequence[Power | None]) -> dict[str, Any]:
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return {"peak_power_w": None, "p99_power_w": None, "power_cap_pct": None}
-    shown = np.concatenate([part.shown().ravel() for part in known])
-    held = np.concatenate([part.held.ravel() for part in known])
+    shown = np.concatenate([part.shown.ravel() for part in known])
+    held, steps = sum(part.held_steps for part in known), sum(part.steps for part in known)
     return {
         "peak_power_w": float(shown.max()),
         "p99_power_w": float(np.percentile(shown, 99)),
-        "power_cap_pct": 100.0 * float(held.mean()),
+        "power_cap_pct": 100.0 * held / steps,
     }

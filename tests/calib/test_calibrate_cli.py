@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -92,6 +93,11 @@ def test_without_torch_the_install_line(tmp_path: Path, monkeypatch: pytest.Monk
 def test_unknown_model() -> None:
     with pytest.raises(SimctlError, match=r"Did you mean 'llama-3\.1-8b'"):
         run("--fake", "--model", "llama-3.1-8")
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(click.BadParameter, match="-5 is not in the range"):
+        run("--fake", "--seed", "-5", "-o", str(tmp_path / "out"))
 
 
 def test_the_exit_code_of_a_refusal_is_two(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from sim.cost.energy import EnergyTerms
 from sim.engine import simulate
 from sim.engine.records import METER_FIELDS
 from sim.metrics import Slo, summarise
-from sim.metrics.power import GRID_S, power_figures, power_of, running_mean
+from sim.metrics import power as power_module
+from sim.metrics.power import GRID_S, power_figures, power_of, running_mean, watts_of
 from sim.policies import make_policy
 
 TERMS = EnergyTerms(100.0, 0.0, 0.0, 700.0, "made up", active_w=50.0, react_s=0.05)
@@ -37,6 +38,13 @@ def readings(*rows: tuple[float, float, float]) -> np.ndarray[Any, Any]:
     return made
 
 
+def on_grid(cost: Cost, read: np.ndarray[Any, Any], steps: int) -> tuple[Any, Any]:
+    """Watts of one GPU in the first steps of the grid, and where the limit held them."""
+    pieces = list(watts_of(cost.model, cost.energy, [read], 0, steps, steps * GRID_S))
+    watts, held = (np.concatenate(part, axis=1)[0] for part in zip(*pieces, strict=True))
+    return watts, held
+
+
 def heavy(watts: float) -> Cost:
     """Terms by which a million tokens a second draw `watts`."""
     flops = Cost(replace(TERMS, j_per_flop=1.0))
@@ -50,22 +58,25 @@ def heavy(watts: float) -> Cost:
 
 def test_idle_active_and_work_add_up() -> None:
     cost = heavy(300.0)
-    power = power_of(cost, [readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6), (3.0, 1.0, 1e6))], (0.0, 3.0))
+    read = readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6), (3.0, 1.0, 1e6))
+    power = power_of(cost, [read], (0.0, 3.0))
     assert power is not None
     assert power.energy_j == pytest.approx(3 * 100 + 50 + 300, rel=1e-6)
-    assert power.watts[0, :100] == pytest.approx(450.0)
-    assert power.watts[0, 100:] == pytest.approx(100.0)
+    watts, _ = on_grid(cost, read, 300)
+    assert watts[:100] == pytest.approx(450.0)
+    assert watts[100:] == pytest.approx(100.0)
     assert power_figures([power])["power_cap_pct"] == 0.0
 
 
 def test_beyond_the_limit_the_board_draws_more_until_it_reacts() -> None:
     """1,150 W are asked for, for a second: the mean crosses 700 W after 50 ms x log(1050 / 450) = 42 ms."""
-    power = power_of(heavy(1000.0), [readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6), (2.0, 1.0, 1e6))], (0.0, 2.0))
+    cost, read = heavy(1000.0), readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6), (2.0, 1.0, 1e6))
+    power = power_of(cost, [read], (0.0, 2.0))
     assert power is not None
-    watts = power.watts[0]
+    watts, held = on_grid(cost, read, 200)
     assert watts[:4] == pytest.approx(1150.0)
-    assert not power.held[0, :4].any()
-    assert power.held[0, 5:100].all()
+    assert not held[:4].any()
+    assert held[5:100].all()
     assert watts[60:99] == pytest.approx(700.0, rel=1e-4)
     assert watts[100:] == pytest.approx(100.0)
     figures = power_figures([power])
@@ -76,14 +87,11 @@ def test_beyond_the_limit_the_board_draws_more_until_it_reacts() -> None:
 def test_a_board_that_slows_itself_down_draws_less_beyond_the_limit() -> None:
     heavier = heavy(1000.0)
     half = Cost(replace(heavier.energy, beyond=0.5))
-    read = [readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6))]
-    first = power_of(half, read, (0.0, 1.0))
-    assert first is not None
-    assert first.watts[0, :4] == pytest.approx(700 + 0.5 * 450)
+    first, _ = on_grid(half, readings((0.0, 0.0, 0.0), (1.0, 1.0, 1e6)), 100)
+    assert first[:4] == pytest.approx(700 + 0.5 * 450)
     # pauses of the host leave it as fast as it is: half of the time at 925 W, half idle
-    paced = power_of(half, [readings((0.0, 0.0, 0.0), (1.0, 0.5, 0.5e6))], (0.0, 1.0))
-    assert paced is not None
-    assert paced.watts[0] == pytest.approx(0.5 * 925 + 0.5 * 100)
+    paced, _ = on_grid(half, readings((0.0, 0.0, 0.0), (1.0, 0.5, 0.5e6)), 100)
+    assert paced == pytest.approx(0.5 * 925 + 0.5 * 100)
 
 
 def test_two_gpus_have_one_peak_and_their_shares_are_of_both() -> None:
@@ -116,6 +124,23 @@ def test_a_part_of_a_step_counts_as_a_part() -> None:
     assert power.energy_j == pytest.approx(100.0 * (0.5 + 0.987 * GRID_S))
     assert power_of(Cost(TERMS), read, (0.5, 0.5)) is None
     assert power_of(object(), read, (0.0, 1.0)) is None
+
+
+def test_a_long_run_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst a second, a limit that holds some of it, and a window that neither begins nor ends with a piece."""
+    cost, rows = heavy(1000.0), [(0.0, 0.0, 0.0)]
+    for second in range(20):
+        done = 0.3 * (second + 1)
+        rows += [(second + 0.3, done, 1e6 * done), (second + 1.0, done, 1e6 * done)]
+    read, window = [readings(*rows), readings((0.0, 0.0, 0.0), (20.0, 0.0, 0.0))], (1.24, 18.567)
+    whole = power_of(cost, read, window)
+    monkeypatch.setattr(power_module, "PIECE", 320)
+    parts = power_of(cost, read, window)
+    assert whole is not None
+    assert parts is not None
+    assert whole.held_steps == parts.held_steps > 0
+    assert parts.energy_j == pytest.approx(whole.energy_j, rel=1e-12)
+    np.testing.assert_allclose(parts.shown, whole.shown, rtol=1e-12)
 
 
 def test_a_runs_joules_are_those_of_its_sums_where_no_limit_holds_them() -> None:
