@@ -26,7 +26,8 @@ from calib.fit.solo import all_points
 from calib.fit.surface import Smoothness
 from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.measured import MeasuredCurve
-from sim.cost.profile import load_folder, read_yaml
+from sim.cost.profile import load_folder
+from sim.cost.profile_schema import read_yaml
 from sim.errors import SimctlError
 
 # another platform's arithmetic takes other steps in a fit: errors move in the third digit

@@ -23,7 +23,7 @@ from calib.fit.solo import Solo
 from sim.cost.activity import activity_data
 from sim.cost.measured import KINDS, curve_data
 from sim.cost.measured_steps import composition_data
-from sim.cost.profile import SCHEMA_VERSION
+from sim.cost.profile_schema import SCHEMA_VERSION
 
 CURVES, CONTENTION, FUSED, ERRORS = "curves.json", "contention.json", "fused.json", "errors.json"
 COLLECTIVES = "collectives.json"

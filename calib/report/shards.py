@@ -98,7 +98,7 @@ def _predictor(profile: Profile) -> Predictor | None:
 
 
 def _gpu_of(folder: Path) -> str:
-    from sim.cost.profile import read_yaml
+    from sim.cost.profile_schema import read_yaml
 
     return str(read_yaml(folder)["gpu"])
 

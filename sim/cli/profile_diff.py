@@ -11,7 +11,8 @@ from sim.cost.gpu import GpuSpec, load_gpu
 from sim.cost.launching import Launching
 from sim.cost.model import load_model
 from sim.cost.operators import decode_shape, prefill_shape
-from sim.cost.profile import CurveProfile, find_folder, load_folder, read_yaml, spec_profile
+from sim.cost.profile import CurveProfile, find_folder, load_folder, spec_profile
+from sim.cost.profile_schema import read_yaml
 from sim.cost.profiled import ProfiledCost
 from sim.cost.shapes import Launch, Shape
 from sim.errors import SimctlError

@@ -10,7 +10,8 @@ import numpy as np
 
 from sim.cost.gpu import load_gpu
 from sim.cost.measured import FEATURES, MeasuredCurve
-from sim.cost.profile import load_folder, read_yaml
+from sim.cost.profile import load_folder
+from sim.cost.profile_schema import read_yaml
 
 if TYPE_CHECKING:
     from calib.fit.points import Points

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sim.cost.gpu import load_gpu
 from sim.cost.measured_predict import COLUMNS, Answer, Predictor
-from sim.cost.profile import find_folder, load_folder, read_yaml, spec_profile
+from sim.cost.profile import find_folder, load_folder, spec_profile
+from sim.cost.profile_schema import read_yaml
 from sim.errors import SimctlError
 from sim.suggest import nearest
 

@@ -10,7 +10,7 @@ from typing import Any
 from sim.cli.tables import table
 from sim.cost.collectives import COLLECTIVES, Measured, Transfer
 from sim.cost.collectives_file import load_collectives
-from sim.cost.profile import FolderSchema, read_schema, read_yaml
+from sim.cost.profile_schema import FolderSchema, read_schema, read_yaml
 
 FOLD = "rows"  # of the solo operators, where no other run has measured random shapes
 PAIR_FOLD = "split"

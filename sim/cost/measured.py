@@ -35,7 +35,7 @@ from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
 
 if TYPE_CHECKING:
-    from sim.cost.profile import CurveEntry
+    from sim.cost.profile_schema import CurveEntry
 
 Key = tuple[int, ...]
 # axis names of the tables, by kind of shape; SMs come last

@@ -1,6 +1,6 @@
 """Profiles: where a GPU's curves come from. `auto` takes a measured folder for the GPU if there is one, else `spec`.
 
-A profile folder holds `profile.yaml` (its schema is `FolderSchema`), `measurements/` (raw medians) and one file
+A profile folder holds `profile.yaml` (`sim.cost.profile_schema`), `measurements/` (raw medians) and one file
 per curve. Operators that a folder has no curve for fall back to the spec profile, under its label.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import yaml
 
 from sim.cost.activity import Activity, load_activity
-from sim.cost.base import EXTRAPOLATION, OPERATORS, Curve, EnergyTerms, HostTerms
+from sim.cost.base import Curve, EnergyTerms, HostTerms
 from sim.cost.collectives import Collectives
 from sim.cost.collectives_file import load_collectives
 from sim.cost.gpu import GpuSpec
@@ -26,6 +26,7 @@ from sim.cost.measured import load_curve, read_curves
 from sim.cost.measured_contention import MeasuredContention, load_contention
 from sim.cost.measured_fused import FusedSurface, load_fused
 from sim.cost.measured_steps import Composition, composition_from_data
+from sim.cost.profile_schema import CurveEntry, known_keys, read_schema
 from sim.cost.spec import RooflineCurve, roofline
 from sim.errors import SimctlError
 from sim.suggest import nearest
@@ -149,145 +150,6 @@ def folder_hash(folder: Path) -> str:
     return total.hexdigest()
 
 
-@dataclass(frozen=True)
-class CurveEntry:
-    """One curve of a folder: its form, its file and what is claimed for it."""
-
-    operator: str
-    form: str
-    file: str
-    label: str
-    coverage: str
-    extrapolation: str
-
-
-@dataclass(frozen=True)
-class FolderSchema:
-    """`profile.yaml`: `schema_version`, `name`, `gpu`, `curves` (a list), optional `host` and `energy` terms, and
-    `contention` (`file`, `label`, `coverage`): the surface of `sim.cost.measured_contention`, `fused` likewise that
-    of `sim.cost.measured_fused`, `collectives` the file of `sim.cost.collectives_file` and `activity` that of
-    `sim.cost.activity`. `steps` (`file`, `label`, `jitter_sd`): terms of whole steps, under `composition` of a
-    `curves.json`.
-
-    Each curve has `operator`, `form` (a key of `FORMS`), `file` (relative to the folder), `label`, and
-    optionally `coverage` (a sentence) and `extrapolation` (raise, flag or clip; default flag). Everything under
-    `about` (clocks, driver, versions, date, protocol, error table) is carried along unread.
-    """
-
-    name: str
-    gpu: str
-    curves: tuple[CurveEntry, ...]
-    host: Mapping[str, Any]
-    energy: Mapping[str, Any]
-    contention: Mapping[str, Any]
-    fused: Mapping[str, Any]
-    steps: Mapping[str, Any]
-    collectives: Mapping[str, Any]
-    activity: Mapping[str, Any]
-
-
-SCHEMA_VERSION = 1
-FOLDER_KEYS = (
-    "schema_version",
-    "name",
-    "gpu",
-    "curves",
-    "host",
-    "energy",
-    "contention",
-    "fused",
-    "steps",
-    "collectives",
-    "activity",
-    "about",
-)
-STEP_KEYS = ("file", "label", "jitter_sd")
-SURFACE_KEYS = ("file", "label", "coverage")
-CURVE_KEYS = ("operator", "form", "file", "label", "coverage", "extrapolation")
-
-
-def read_yaml(folder: Path) -> dict[str, Any]:
-    """The mapping in a folder's `profile.yaml`, unchecked; SimctlError if it is not readable or no mapping."""
-    path = folder / "profile.yaml"
-    try:
-        # the error table makes it long, and the loader in C is ten times as fast where PyYAML has it
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SimctlError(f"Profile file '{path}' is not readable: {error}.") from error
-    if not isinstance(data, dict):
-        raise SimctlError(f"{path} must hold a mapping with the keys {', '.join(FOLDER_KEYS)}.")
-    return data
-
-
-def read_schema(folder: Path) -> FolderSchema:
-    """`profile.yaml` of a folder, checked; SimctlError names the file and the key."""
-    data = read_yaml(folder)
-    path = folder / "profile.yaml"
-    _known(data, FOLDER_KEYS, str(path))
-    if data.get("schema_version") != SCHEMA_VERSION:
-        raise SimctlError(
-            f"{path}: schema_version is {data.get('schema_version')!r}, but {SCHEMA_VERSION} is read."
-        )
-    for key in ("name", "gpu", "curves"):
-        if not data.get(key):
-            raise SimctlError(f"{path}: key '{key}' is missing.")
-    entries = tuple(_entry(row, f"{path}, curves[{index}]") for index, row in enumerate(data["curves"]))
-    contention, fused, collectives, activity = (
-        _surface_entry(data, name, path) for name in ("contention", "fused", "collectives", "activity")
-    )
-    host, energy = data.get("host") or {}, data.get("energy") or {}
-    steps = data.get("steps") or {}
-    _known(steps, STEP_KEYS, f"{path}, steps")
-    for key in ("file", "label"):
-        if steps and not isinstance(steps.get(key), str):
-            raise SimctlError(f"{path}, steps: key '{key}' is missing or no text.")
-    return FolderSchema(
-        data["name"], data["gpu"], entries, host, energy, contention, fused, steps, collectives, activity
-    )
-
-
-def _surface_entry(data: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    """The section `name` of a surface in a file of its own, empty if there is none."""
-    entry = data.get(name) or {}
-    _known(entry, SURFACE_KEYS, f"{path}, {name}")
-    for key in ("file", "label"):
-        if entry and not isinstance(entry.get(key), str):
-            raise SimctlError(f"{path}, {name}: key '{key}' is missing or no text.")
-    return entry
-
-
-def _entry(row: Any, where: str) -> CurveEntry:
-    if not isinstance(row, dict):
-        raise SimctlError(f"{where} must be a mapping with the keys {', '.join(CURVE_KEYS)}.")
-    _known(row, CURVE_KEYS, where)
-    for key in ("operator", "form", "file", "label"):
-        if not isinstance(row.get(key), str):
-            raise SimctlError(f"{where}: key '{key}' is missing or no text.")
-    family = row["operator"].split("/")[0]
-    if family not in OPERATORS:
-        raise SimctlError(f"{where}: unknown operator '{row['operator']}'.{nearest(family, OPERATORS)}")
-    if row["form"] not in FORMS:
-        raise SimctlError(f"{where}: unknown form '{row['form']}'; known: {', '.join(FORMS)}.")
-    label = row["label"]
-    if label != "measured" and not label.startswith(("fitted from ", "extrapolated from ")):
-        raise SimctlError(
-            f"{where}: label '{label}' must be 'measured', 'fitted from …' or 'extrapolated from … by …'."
-        )
-    extrapolation = row.get("extrapolation", "flag")
-    if extrapolation not in EXTRAPOLATION:
-        raise SimctlError(f"{where}: extrapolation '{extrapolation}' is none of {', '.join(EXTRAPOLATION)}.")
-    return CurveEntry(
-        row["operator"], row["form"], row["file"], label, row.get("coverage", ""), extrapolation
-    )
-
-
-def _known(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
-    for key in data:
-        if key not in keys:
-            raise SimctlError(f"{where}: unknown key '{key}'.{nearest(str(key), keys)}")
-
-
 def _roofline_form(path: Path, entry: CurveEntry, gpu: GpuSpec) -> Curve:
     """Parameters of the spec profile's form, fitted or measured: a YAML mapping."""
     terms = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -300,7 +162,7 @@ def _roofline_form(path: Path, entry: CurveEntry, gpu: GpuSpec) -> Curve:
 
 
 # form -> loader of (file, entry, GPU)
-FORMS: dict[str, Callable[[Path, CurveEntry, GpuSpec], Curve]] = {
+LOADERS: dict[str, Callable[[Path, CurveEntry, GpuSpec], Curve]] = {
     "roofline": _roofline_form,
     "measured": load_curve,
 }
@@ -319,7 +181,7 @@ def load_folder(folder: Path, gpu: GpuSpec) -> CurveProfile:
         path = folder / entry.file
         if not path.is_file():
             raise SimctlError(f"{folder / 'profile.yaml'}: curve file '{entry.file}' does not exist.")
-        curves[entry.operator] = FORMS[entry.form](path, entry, gpu)
+        curves[entry.operator] = LOADERS[entry.form](path, entry, gpu)
     where = str(folder / "profile.yaml")
     return CurveProfile(
         name=schema.name,
@@ -371,7 +233,7 @@ def _collectives(folder: Path, entry: Mapping[str, Any]) -> Collectives | None:
 
 def _overlay(base: T, values: Mapping[str, Any], where: str) -> T:
     known = asdict(base)
-    _known(values, tuple(known), where)
+    known_keys(values, tuple(known), where)
     if values and "label" not in values:
         raise SimctlError(f"{where}: key 'label' is missing; say where the values are from.")
     return type(base)(**{**known, **values})
