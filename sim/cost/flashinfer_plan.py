@@ -21,11 +21,8 @@ SLOTS = 2  # CTAs an SM that are planned for
 LEAST_PAGES = 128 // PAGE  # of a split
 LEAST_KEYS = 256  # of a split of POD's prefill
 MANY_ROWS = 1536  # new tokens from which BatchPOD's prefill is planned as if it had the GPU to itself
-TILE_KEYS = {
-    128: 64,
-    64: 128,
-    16: 128,
-}  # keys that a CTA takes at a time, by the rows of its tile (head dim 128)
+# keys that a CTA takes at a time, by the rows of its tile (head dim 128)
+TILE_KEYS = {128: 64, 64: 128, 16: 128}
 
 
 @dataclass(frozen=True)
