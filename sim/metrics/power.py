@@ -62,14 +62,18 @@ def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float
     if last <= first or not readings:
         return None
     shown: list[Floats] = []
-    energy, held_steps = 0.0, 0
+    energy, held_steps, steps = 0.0, 0, 0
     for watts, held in watts_of(model, terms, readings, first, last, window_s[1]):
-        energy += float(watts.sum() * GRID_S)
         held_steps += int(held.sum())
         # the last steps of a long run are fewer than a mean takes
         if not shown or watts.shape[1] >= round(SHOWN_S / GRID_S):
             shown.append(means(watts))
-    return Power(energy, np.concatenate(shown, axis=1), held_steps, (last - first) * len(readings))
+        steps += watts.shape[1]
+        if steps == last - first:
+            edge = (last - 1) * GRID_S
+            watts[:, -1] *= (max(edge, window_s[1]) - edge) / GRID_S  # only a part of it is in the window
+        energy += float(watts.sum() * GRID_S)
+    return Power(energy, np.concatenate(shown, axis=1), held_steps, steps * len(readings))
 
 
 def watts_of(
@@ -91,10 +95,7 @@ def watts_of(
         held = means_w > terms.cap_w
         # what is above idle is held down
         share = (terms.cap_w - terms.idle_w) / np.maximum(means_w - terms.idle_w, 1e-9)
-        watts = np.where(held, terms.idle_w + (asked - terms.idle_w) * share, asked)
-        if stop == last:
-            watts[:, -1] *= (edges[-1] - edges[-2]) / GRID_S  # only a part of it is in the window
-        yield watts, held
+        yield np.where(held, terms.idle_w + (asked - terms.idle_w) * share, asked), held
 
 
 def _pieces(first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -164,5 +165,5 @@ def power_figures(parts: Sequence[Power | None]) -> dict[str, Any]:
     return {
         "peak_power_w": float(shown.max()),
         "p99_power_w": float(np.percentile(shown, 99)),
-        "power_cap_pct": 100.0 * held / steps,
+        "power_cap_pct": 100.0 * (held / steps),
     }
