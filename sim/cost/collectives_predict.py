@@ -35,7 +35,9 @@ def collective_row(
     shape = Elementwise(np.array([1]), size)
     if not isinstance(curve, GroupCurve):
         seconds = float(curve.timing(shape, sms).seconds[0])
-        return Found(seconds, seconds, EXTRAPOLATED_SD, curve.label)
+        # a profile that measured others does not cover this one; a data sheet's claims all by extrapolation
+        flags = () if profile.collectives is None else (f"{kind}: was not measured",)
+        return Found(seconds, seconds, EXTRAPOLATED_SD, curve.label, flags)
     if launch == "eager" and curve.uncaptured is not None:
         curve = curve.uncaptured
     timing: Timing = curve.timing(shape, sms)

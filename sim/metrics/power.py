@@ -59,7 +59,7 @@ def power_of(cost: Any, readings: Sequence[Floats], window_s: tuple[float, float
     if not isinstance(model, ModelSpec) or not isinstance(terms, EnergyTerms):
         return None
     first, last = round(window_s[0] / GRID_S), int(np.ceil(window_s[1] / GRID_S - 1e-9))
-    if last <= first or not readings:
+    if last <= first or window_s[1] <= window_s[0] or not readings:
         return None
     shown: list[Floats] = []
     energy, held_steps, steps = 0.0, 0, 0

@@ -132,6 +132,12 @@ def test_what_runs_beside_stretches_both(folder: Path) -> None:
     assert slowed["gpu_s"] == pytest.approx(1.5 * one["gpu_s"])
 
 
+def test_a_collective_that_was_not_measured_is_flagged(folder: Path) -> None:
+    (row,) = predict(folder, [{"kind": "broadcast", "bytes": 1024, "gpus": 2}])
+    assert row["label"].startswith("extrapolated from the data sheet's NVLink rate")
+    assert row["flags"] == ["broadcast: was not measured"]
+
+
 def test_a_row_without_bytes_is_named(folder: Path) -> None:
     with pytest.raises(SimctlError, match="row 1: a row of kind allreduce needs bytes above 0"):
         predict(folder, [{"kind": "allreduce"}])

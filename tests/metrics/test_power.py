@@ -127,6 +127,7 @@ def test_a_part_of_a_step_counts_as_a_part() -> None:
     assert short.energy_j == pytest.approx(100.0 * 0.1 * GRID_S)
     assert power_figures([short])["peak_power_w"] == pytest.approx(100.0)  # of the part, not of the step
     assert power_of(Cost(TERMS), read, (0.5, 0.5)) is None
+    assert power_of(Cost(TERMS), read, (0.503, 0.503)) is None
     assert power_of(object(), read, (0.0, 1.0)) is None
 
 
