@@ -103,11 +103,11 @@ def _overview(studies: Sequence[Study]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for study in studies:
-        found = [
-            (*off(g.step_simulated_s, g.step_real_s), *off(g.gpu_simulated_s, g.gpu_real_s))
-            for g in study.groups
+        ranges = [
+            *_ranges([off(g.step_simulated_s, g.step_real_s) for g in study.groups]),
+            # a dry run has none
+            *_ranges([off(g.gpu_simulated_s, g.gpu_real_s) for g in study.groups if len(g.gpu_real_s)]),
         ]
-        ranges = [f"{percent(min(column))} to {percent(max(column))}" for column in zip(*found, strict=True)]
         kept = [
             sum(not missed for missed in column)
             for column in (
@@ -121,10 +121,16 @@ def _overview(studies: Sequence[Study]) -> list[str]:
             study.e.model,
             f"{launches:,}",
             *ranges,
-            *(f"{n} of {len(found)}" for n in kept),
+            *(f"{n} of {len(study.groups)}" for n in kept),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _ranges(errors: Sequence[tuple[float, float]]) -> list[str]:
+    """From the least to the largest of the medians, and of the p95."""
+    columns = zip(*errors, strict=True) if errors else ()
+    return [f"{percent(min(column))} to {percent(max(column))}" for column in columns] or ["-", "-"]
 
 
 def _study(study: Study, level: str) -> list[str]:

@@ -16,6 +16,7 @@ from workloads import workload
 
 from calib.validate.cases import STEP_FACTOR, with_step
 from calib.validate.hosts import fit_hosts
+from calib.validate.page import write_pages
 from calib.validate.replay import Replay, Shape
 from sim.cli import cli
 from sim.cost.shapes import Launch
@@ -131,6 +132,10 @@ def test_the_whole_command_on_a_dry_run(tmp_path: Path) -> None:
     page = (out / "fidelity.md").read_text()
     for name in (out / "fidelity-img").iterdir():
         assert name.name in page
+    # several studies have an overview; a dry run's says nothing of the GPU's seconds
+    write_pages([out / "cases", out / "cases"], tmp_path / "two")
+    overview = (tmp_path / "two" / "fidelity.md").read_text().split("## All studies")[1]
+    assert "| - | - | 4 of 4 |" in overview.split("###")[0]
     again = CliRunner().invoke(cli, [*arguments, "--resume"])
     assert again.exit_code == 0
     refused = CliRunner().invoke(cli, arguments)
