@@ -9,6 +9,7 @@ from typing import Any
 from sim.config.schema import Experiment
 from sim.config.schema import Pool as PoolSpec
 from sim.cost import load_cost
+from sim.cost.gpu import load_gpu
 from sim.cost.model import ModelSpec, load_model
 from sim.cost.profiled import ProfiledCost
 from sim.engine.link import DEFAULT_LATENCY_S, Link, default_link, default_rate
@@ -45,6 +46,8 @@ def cost_of(e: Experiment, pool: PoolSpec | None = None) -> ProfiledCost:
     kernels = e.kernels.model_dump()
     kernels["scale"] = tuple(kernels["scale"].items())
     cap = e.power_cap_w if pool.power_cap_w is None else pool.power_cap_w
+    if e.power_cap_w is not None and pool.power_cap_w == load_gpu(gpu).tdp_w:
+        cap = None  # lifts the experiment's
     return _cost(model_of(e), gpu, profile, tuple(kernels.items()), pool.tp or e.parallel.tp, cap)
 
 

@@ -74,6 +74,13 @@ def test_a_cap_on_the_token_machines_saves_power_and_leaves_tokens_alone() -> No
     assert both["median_ttft_ms"] > 1.1 * free["median_ttft_ms"]
 
 
+def test_a_pool_at_its_tdp_lifts_the_experiments_cap() -> None:
+    lifted = one(power_cap_w=300, pools={"decode": {"power_cap_w": 700}})
+    assert lifted["mean_power_w"] == one(pools={"prefill": {"power_cap_w": 300}})["mean_power_w"]
+    with pytest.raises(SimctlError, match="has no effect: the TDP"):
+        one(pools={"decode": {"power_cap_w": 700}})
+
+
 def test_a_link_moves_what_it_should() -> None:
     fast, slow = (one(link={"bandwidth_gb_s": rate}) for rate in (100, 2))
     assert slow["median_transfer_ms"] > 20 * fast["median_transfer_ms"]
