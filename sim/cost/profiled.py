@@ -25,6 +25,7 @@ from sim.cost.operators import Operator, calls, decode_shape, prefill_shape
 from sim.cost.parallel import GroupCurve, parallel_operators
 from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_label, waits
 from sim.cost.prices import Prices
+from sim.cost.power import CappedCurve
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import DecodeAttention, Floats, Ints, Launch, Shape, StepCost, Timing
 from sim.cost.solo import price_alone
@@ -183,6 +184,8 @@ class ProfiledCost:
         """Seconds of one layer's decode attention for each token by which the longest piece of context exceeds the
         mean; 0 where the curve tells nothing of ragged batches."""
         curve = self.profile.curve("decode_attention")
+        if isinstance(curve, CappedCurve):
+            curve = curve.curve  # a few SMs wait for one context: no draw that a cap would hold back
         if not isinstance(curve, MeasuredCurve) or self.model.window is not None:
             return np.zeros(len(batch))
         shape = decode_shape(self.model, batch, batch.astype(np.float64))

@@ -152,3 +152,10 @@ def test_a_cap_near_what_the_board_draws_anyway_slows_decode_too() -> None:
 def test_a_cap_that_cannot_be_or_never_binds_is_refused(gpu: str, watts: float, message: str) -> None:
     with pytest.raises(SimctlError, match=message):
         load_cost("llama-3.1-8b", gpu, "spec", power_cap_w=watts)
+
+
+def test_a_cap_keeps_what_the_longest_context_costs() -> None:
+    free, capped = (load_cost("llama-3.1-8b", "h200-sxm", power_cap_w=cap) for cap in (None, 400.0))
+    batch = np.array([8, 40, 100])
+    assert (free.overhang_s(batch, 132) > 0).all()
+    np.testing.assert_array_equal(capped.overhang_s(batch, 132), free.overhang_s(batch, 132))

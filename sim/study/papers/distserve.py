@@ -3,7 +3,7 @@
 Step times are the coefficients of its artefact (`published_times`). Table 2 names no model and no lengths: OPT-66B on
 four A100s and ShareGPT as around it, here log-normal with means of 755 and 200 tokens. Only its vLLM column is run, as
 the placement behind the other is not stated. The limits of the example (0.4 s and 40 ms for nine of ten requests) and
-its lengths (512 and 64 tokens) are quoted from memory.
+its lengths (512 and 64 tokens) are those of the paper's Figure 1.
 """
 
 from __future__ import annotations
