@@ -24,8 +24,8 @@ from sim.cost.model import ModelSpec
 from sim.cost.operators import Operator, calls, decode_shape, prefill_shape
 from sim.cost.parallel import GroupCurve, parallel_operators
 from sim.cost.parallel_pairs import Side, Waits, beside_collectives, beside_label, waits
-from sim.cost.prices import Prices
 from sim.cost.power import CappedCurve
+from sim.cost.prices import Prices
 from sim.cost.profile import CurveProfile, digest
 from sim.cost.shapes import DecodeAttention, Floats, Ints, Launch, Shape, StepCost, Timing
 from sim.cost.solo import price_alone
