@@ -89,9 +89,45 @@ def _others() -> list[dict[str, Any]]:
     return made + [{"kind": "kv_write", "m": m} for m in (64, 2048)]
 
 
+def marked(torch: Any, stream: Any, kernel: Any, arena: Any, name: Any) -> None:
+    """Start a kernel once, warmed, behind a mark on `stream`, between the profiler's start and stop.
+
+    Whatever a library raises: `name` is told, the shape has a mark and no kernels, and the run goes on.
+    """
+    from calib import cuda
+
+    runs = True
+    try:
+        kernel.prepare(arena)
+        kernel.run(0)
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        runs = False
+    stream.synchronize()
+    torch.cuda.profiler.start()
+    cuda.hold(stream.cuda_stream, 1000)
+    if runs:
+        kernel.run(1)
+    stream.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def between_marks(lines: Iterable[str]) -> tuple[dict[str, str], list[list[dict[str, str]]]]:
+    """Units by column of `ncu --csv --page raw`, and the kernels behind each mark, a mapping of cells each."""
+    table = csv.reader(line for line in lines if line.startswith('"'))
+    head, units = next(table), next(table)
+    groups: list[list[dict[str, str]]] = []
+    for cells in table:
+        kernel = dict(zip(head, cells, strict=True))
+        if kernel["Kernel Name"].split("(")[0] == MARK:
+            groups.append([])
+        elif groups:
+            groups[-1].append(kernel)
+    return dict(zip(head, units, strict=True)), groups
+
+
 def run(limit_s: float = float("inf"), model: str = "llama-3.1-8b") -> None:
     """Start every shape once, warmed, between the profiler's start and stop; none any more after `limit_s`."""
-    from calib import cuda
     from calib.arena import Arena
 
     start, done = time.monotonic(), 0
@@ -103,21 +139,7 @@ def run(limit_s: float = float("inf"), model: str = "llama-3.1-8b") -> None:
         for point in shapes():
             if time.monotonic() - start > limit_s - HEADROOM_S:
                 break
-            kernel = make(arena.model, point)
-            try:
-                kernel.prepare(arena)
-                kernel.run(0)
-            # whatever a library raises: the shape has no kernels, and the run goes on
-            except Exception as error:
-                print(f"{point}: {type(error).__name__}: {error}", file=sys.stderr)
-                kernel = None
-            stream.synchronize()
-            torch.cuda.profiler.start()
-            cuda.hold(stream.cuda_stream, 1000)
-            if kernel is not None:
-                kernel.run(1)
-            stream.synchronize()
-            torch.cuda.profiler.stop()
+            marked(torch, stream, make(arena.model, point), arena, point)
             done += 1
     print(f"{done} of {len(shapes())} shapes")
 
@@ -127,16 +149,8 @@ def read(lines: Iterable[str], model: str = "llama-3.1-8b") -> list[dict[str, An
 
     Raises ValueError if the log has more shapes than there are.
     """
-    table = csv.reader(line for line in lines if line.startswith('"'))
-    head, units = next(table), next(table)
-    groups: list[list[dict[str, str]]] = []
-    for cells in table:
-        kernel = dict(zip(head, cells, strict=True))
-        if kernel["Kernel Name"].split("(")[0] == MARK:
-            groups.append([])
-        elif groups:
-            groups[-1].append(kernel)
-    unit, points = dict(zip(head, units, strict=True)), shapes()
+    unit, groups = between_marks(lines)
+    points = shapes()
     if len(groups) > len(points):
         raise ValueError(f"{len(groups)} shapes in the log, but there are {len(points)}")
     found = []

@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from calib import rows
-from calib.counters import MARK, NANOSECONDS
+from calib.counters import NANOSECONDS, between_marks, marked
 from calib.kernels import make
 from calib.models import model_shape
 
@@ -68,7 +67,6 @@ def shapes() -> list[dict[str, Any]]:
 
 def run(model: str = "llama-3.1-8b") -> None:
     """Start every shape once, warmed, between the profiler's start and stop."""
-    from calib import cuda
     from calib.arena import Arena
 
     arena = Arena(model_shape(model), layers=4, kv_bytes=24 << 30)
@@ -79,34 +77,13 @@ def run(model: str = "llama-3.1-8b") -> None:
         kernel: Any = make(arena.model, point)
         stream = streams[kernel.launch]
         with torch.cuda.stream(stream):
-            try:
-                kernel.prepare(arena)
-                kernel.run(0)
-            except Exception as error:  # a variant that refuses has no kernels, and the others go on
-                print(f"{point['attention']}: {type(error).__name__}: {error}", file=sys.stderr)
-                kernel = None
-            stream.synchronize()
-            torch.cuda.profiler.start()
-            cuda.hold(stream.cuda_stream, 1000)
-            if kernel is not None:
-                kernel.run(1)
-            stream.synchronize()
-            torch.cuda.profiler.stop()
+            marked(torch, stream, kernel, arena, point["attention"])
     print(f"{len(shapes())} shapes")
 
 
 def read(lines: Iterable[str], model: str = "llama-3.1-8b") -> list[dict[str, Any]]:
     """A row a kernel out of `ncu --csv --page raw`; a log that was cut short gives those that it has."""
-    table = csv.reader(line for line in lines if line.startswith('"'))
-    head, units = next(table), next(table)
-    unit = dict(zip(head, units, strict=True))
-    groups: list[list[dict[str, str]]] = []
-    for cells in table:
-        kernel = dict(zip(head, cells, strict=True))
-        if kernel["Kernel Name"].split("(")[0] == MARK:
-            groups.append([])
-        elif groups:
-            groups[-1].append(kernel)
+    unit, groups = between_marks(lines)
     found = []
     for point, kernels in zip(shapes(), groups, strict=False):
         shape = make(model_shape(model), point)

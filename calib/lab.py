@@ -15,6 +15,7 @@ from calib.bench import Pair, Side, Stagger
 from calib.cuda import Probe
 from calib.device import Meter, gpu_facts, require_idle
 from calib.energy import REST_S, Drawn, Phased
+from calib.graphs import captured
 from calib.kernels.base import Kernel
 from calib.kernels.tickets import Mix, Ran, run_mix
 from calib.measure import Protocol, Sample
@@ -155,19 +156,12 @@ class GpuLab:
 
     def capture(self, kernel: Kernel, launches: int) -> Any:
         """A CUDA graph of `launches` runs on the current stream, going round the kernel's copies."""
-        graph = self.torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
+
+        def launch() -> None:
             for i in range(launches):
                 kernel.run(i)
-        except BaseException:
-            try:
-                graph.capture_end()
-            except Exception:  # the capture is invalid; what raised first is what matters
-                graph = None
-            raise
-        graph.capture_end()
-        return graph
+
+        return captured(self.torch, launch)
 
     def ready(self, kernel: Kernel, sms: int, slot: int, padded: bool) -> None:
         """Prepare on the current stream and run twice, so that lazy loading stays out of what follows."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from calib.graphs import captured
+
 HOLD_MHZ = 1980  # clock that a hold is counted in: never shorter than asked for
 
 
@@ -45,19 +47,8 @@ class CudaStage:
 
     def capture(self, calls: Callable[[], Any]) -> Callable[[], Any]:
         """Replay of a CUDA graph of `calls` on the current stream, which must have run before."""
-        graph = self.torch.cuda.CUDAGraph()
         self.torch.cuda.current_stream().synchronize()
-        # NCCL's own threads may call CUDA meanwhile: only this thread is held to what a capture permits
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            calls()
-        except BaseException:
-            try:
-                graph.capture_end()
-            except Exception:  # the capture is invalid; what raised first is what matters
-                graph = None
-            raise
-        graph.capture_end()
+        graph = captured(self.torch, calls)
         replay: Callable[[], Any] = graph.replay
         return replay
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from calib.executor.attention import PagedAttention
@@ -11,6 +10,7 @@ from calib.executor.buckets import fitting, holds, row_bucket
 from calib.executor.forward import Forward
 from calib.executor.pages import PagePool
 from calib.executor.work import Work
+from calib.graphs import captured
 from calib.lab import GpuLab
 
 NOBODY = 1 << 40  # request numbers from here on stand for no request: capturing
@@ -112,13 +112,4 @@ class Place:
 
     def capture(self, launch: Any) -> Any:
         """A graph of what `launch` launches on the current stream."""
-        graph = self._lab.torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
-        try:
-            launch()
-        except BaseException:
-            with suppress(RuntimeError):  # the capture is invalid; what raised first is what matters
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph
+        return captured(self._lab.torch, launch, self._graph_pool)
